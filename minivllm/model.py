@@ -1,0 +1,232 @@
+"""The decoder: token ids in, one hidden vector per token out, and logits where asked for.
+
+One model for Llama, Mistral, Qwen2 and Qwen3; the flags of `ModelConfig` are the whole
+difference. Tokens of all requests lie flat in one row, without padding: only `attend` knows
+which token belongs to which request. Leaves out the key/value cache (the runner owns it), the
+arithmetic (`ops` holds it) and training. Notebook 05.
+
+Tensor letters: T tokens, N requests, H query heads, K key/value heads, D head dimension,
+V vocabulary, I MLP width.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from minivllm import ops as torch_ops
+from minivllm.config import ModelConfig, RopeConfig
+
+
+class Ops(Protocol):
+    """The tensor operations the model is made of.
+
+    Filled by the module `minivllm.ops` (plain torch, its docstrings are the specification) and
+    by the kernels of notebook 07 under the same names; `engine.build_engine` chooses.
+    """
+
+    def embed(self, input_ids: Tensor, weight: Tensor) -> Tensor: ...
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor: ...
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
+    def silu_mul(self, gate_up: Tensor) -> Tensor: ...
+    def rope_table(
+        self, rope: RopeConfig, head_dim: int, max_len: int
+    ) -> tuple[Tensor, Tensor]: ...
+    def apply_rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor: ...
+
+
+class Attend(Protocol):
+    """Attention of one layer, with everything the model does not know: cache and requests.
+
+    Filled by the runner of notebook 06 with a function that writes `k, v [T, K, D]` into layer
+    `layer_index` of its paged cache and lets `q [T, H, D]` attend, scores scaled by 1/sqrt(D).
+    Returns `[T, H, D]`.
+    """
+
+    def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
+
+
+class Linear(nn.Module):
+    """`x [T, in] -> [T, out]`; weight `[out, in]`, bias `[out]` where the checkpoint has one."""
+
+    def __init__(self, in_size: int, out_size: int, bias: bool, ops: Ops) -> None:
+        super().__init__()
+        self.ops = ops
+        self.weight = empty_parameter(out_size, in_size)
+        self.bias = empty_parameter(out_size) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`x @ weight.T + bias`."""
+        return self.ops.linear(x, self.weight, self.bias)
+
+
+class Embedding(nn.Module):
+    """`input_ids [T] -> [T, hidden]`: row `input_ids[t]` of the weight `[V, hidden]`."""
+
+    def __init__(self, num_rows: int, size: int, ops: Ops) -> None:
+        super().__init__()
+        self.ops = ops
+        self.weight = empty_parameter(num_rows, size)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """One row of the weight per token."""
+        return self.ops.embed(input_ids, self.weight)
+
+
+class RMSNorm(nn.Module):
+    """`x [..., size]` -> the same shape, with root mean square 1 times the weight `[size]`."""
+
+    def __init__(self, size: int, eps: float, ops: Ops) -> None:
+        super().__init__()
+        self.ops, self.eps = ops, eps
+        self.weight = empty_parameter(size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last axis; see `ops.rms_norm`."""
+        return self.ops.rms_norm(x, self.weight, self.eps)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention: H query heads share K key/value heads, H / K to each.
+
+    Query head h reads key/value head h // (H / K). With 9 and 3: heads 0, 1, 2 read head 0.
+    Source: Ainslie et al. 2023, arXiv 2305.13245.
+    """
+
+    def __init__(self, config: ModelConfig, layer_index: int, ops: Ops) -> None:
+        super().__init__()
+        self.ops, self.layer_index = ops, layer_index
+        self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
+        self.head_dim = config.head_dim
+        q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        self.qkv_proj = Linear(config.hidden_size, q_size + 2 * kv_size, config.qkv_bias, ops)
+        self.o_proj = Linear(q_size, config.hidden_size, config.o_bias, ops)
+        self.q_norm, self.k_norm = None, None
+        if config.qk_norm:
+            self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps, ops)
+            self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps, ops)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        """Project, normalise the heads (Qwen3), rotate, attend, project back.
+
+        `x [T, hidden]`, `cos, sin [T, D/2]` of the tokens' positions -> `[T, hidden]`.
+        """
+        q, k, v = self.split_heads(self.qkv_proj(x))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        # Values carry content, not position: only queries and keys turn.
+        q, k = self.ops.apply_rope(q, cos, sin), self.ops.apply_rope(k, cos, sin)
+        return self.o_proj(attend(self.layer_index, q, k, v).flatten(1))
+
+    def split_heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """`[T, (H + 2K) * D]` -> queries `[T, H, D]`, keys and values `[T, K, D]`, as views.
+
+        The merged row holds all query heads, then all key heads, then all value heads: with
+        9 and 3 heads of 64, columns 0-575, 576-767 and 768-959.
+        """
+        sizes = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
+        q, k, v = qkv.unflatten(1, (-1, self.head_dim)).split(sizes, dim=1)
+        return q, k, v
+
+
+class MLP(nn.Module):
+    """SwiGLU: down(silu(gate(x)) * up(x)), with gate and up as one product `[T, 2I]`."""
+
+    def __init__(self, config: ModelConfig, ops: Ops) -> None:
+        super().__init__()
+        self.ops = ops
+        hidden, width, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.gate_up_proj = Linear(hidden, 2 * width, bias, ops)
+        self.down_proj = Linear(width, hidden, bias, ops)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`x [T, hidden] -> [T, hidden]`."""
+        return self.down_proj(self.ops.silu_mul(self.gate_up_proj(x)))
+
+
+class DecoderLayer(nn.Module):
+    """Attention, then MLP, each on a normalised copy and added to what came in (pre-norm)."""
+
+    def __init__(self, config: ModelConfig, layer_index: int, ops: Ops) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
+        self.self_attn = Attention(config, layer_index, ops)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
+        self.mlp = MLP(config, ops)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        """`x [T, hidden]` -> `[T, hidden]`: x + attention(norm(x)), then the same with the MLP."""
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, attend)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Decoder(nn.Module):
+    """Embedding, layers, final norm: all but the logits (named `model` in checkpoints)."""
+
+    def __init__(self, config: ModelConfig, ops: Ops) -> None:
+        super().__init__()
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, ops)
+        layers = [DecoderLayer(config, index, ops) for index in range(config.num_layers)]
+        self.layers = nn.ModuleList(layers)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops)
+
+    def forward(self, input_ids: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        """`input_ids [T]`, `cos, sin [T, D/2]` -> `[T, hidden]` after the final norm."""
+        x = self.embed_tokens(input_ids)
+        for layer in self.layers:
+            x = layer(x, cos, sin, attend)
+        return self.norm(x)
+
+
+class CausalLM(nn.Module):
+    """A decoder with its logits, for inference: no parameter asks for gradients.
+
+    The weights are allocated but not filled; `weights.load_model` fills them. `max_len` is the
+    number of positions the RoPE table covers: no position may reach it.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        max_len: int,
+        *,
+        ops: Ops = torch_ops,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__()
+        self.ops, self.config = ops, config
+        # Shapes first ("meta" has no memory), then memory once, in the right type and place.
+        with torch.device("meta"):
+            self.model = Decoder(config, ops)
+            self.lm_head = None
+            if not config.tie_word_embeddings:
+                self.lm_head = Linear(config.hidden_size, config.vocab_size, False, ops)
+        self.to(dtype).to_empty(device=device)
+        # No parameters: the tables stay float32 whatever the dtype of the model.
+        cos, sin = ops.rope_table(config.rope, config.head_dim, max_len)
+        self.cos, self.sin = cos.to(device), sin.to(device)
+
+    def forward(self, input_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Run `input_ids [T]` at `positions [T]` (0-based, each in its own request).
+
+        Returns the hidden states `[T, hidden]` after the final norm.
+        """
+        # The angles are the same in all layers: looked up once.
+        return self.model(input_ids, self.cos[positions], self.sin[positions], attend)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores of the next token: `hidden [N, hidden]` -> float32 `[N, V]`.
+
+        A checkpoint with tied embeddings has no `lm_head`: the embedding's rows serve again,
+        as one direction per token (Press and Wolf 2017, arXiv 1608.05859).
+        """
+        head = self.model.embed_tokens if self.lm_head is None else self.lm_head
+        return self.ops.linear(hidden, head.weight).float()
+
+
+def empty_parameter(*shape: int) -> nn.Parameter:
+    """A parameter without gradient whose values are not set yet."""
+    return nn.Parameter(torch.empty(shape), requires_grad=False)

@@ -1,0 +1,213 @@
+"""The tensor operations of a decoder in plain PyTorch: they run everywhere, and they are the
+oracle that the faster kernels of the same names and signatures are tested against.
+
+Leaves out fusion and everything that only one kind of device can do. Given (no notebook
+builds it); notebooks 05 and 06 call it, notebook 07 writes kernels to its signatures.
+
+Tensor letters: T tokens, N requests, H query heads, K key/value heads, G = H // K query heads
+per key/value head, D head dimension, I MLP width, B block size, S key positions.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from minivllm.config import RopeConfig
+
+# -- layers --
+
+
+def embed(input_ids: Tensor, weight: Tensor) -> Tensor:
+    """Look up one row of `weight [V, hidden]` for each id of `input_ids [T]`."""
+    return F.embedding(input_ids, weight)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`x [T, in] @ weight[out, in].T + bias[out]` -> `[T, out]`."""
+    return F.linear(x, weight, bias)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Scale the vectors along the last axis to root mean square 1, then by `weight`.
+
+    `x [..., n]`, `weight [n]` -> the shape and dtype of `x`. The statistics are float32; the
+    result is rounded to the dtype of `x` before the product with `weight`, as Llama does.
+    Example: [3, 4] has root mean square sqrt((9 + 16) / 2) = 3.54 -> [0.85, 1.13].
+    Source: Zhang and Sennrich 2019, arXiv 1910.07467.
+    """
+    wide = x.float()
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return weight * (wide * scale).to(x.dtype)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """The gate of SwiGLU: `gate_up [T, 2I]` holds gate and up; silu(gate) * up -> `[T, I]`.
+
+    Example: [[0.0, 2.0, 5.0, 3.0]] -> [[0.0, 5.28]], since silu(2) = 2 / (1 + e^-2) = 1.76.
+    Source: Shazeer 2020, arXiv 2002.05202.
+    """
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+# -- rotary position embedding --
+
+
+def rope_table(rope: RopeConfig, head_dim: int, max_len: int) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of every angle for positions 0 .. max_len-1: two float32 `[max_len, D/2]`.
+
+    Pair i of a head turns by `position * frequency[i]`. Example for head_dim 4, theta 10000:
+    frequencies [1, 0.01], so position 3 has the angles [3, 0.03].
+    """
+    angles = torch.outer(torch.arange(max_len).float(), rope_frequencies(rope, head_dim))
+    return angles.cos(), angles.sin()
+
+
+def rope_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
+    """How far each pair turns per position, in radians: float32 `[D/2]`, with the scaling.
+
+    "default" is theta^(-2i/D); "linear" divides all by `factor`; "llama3" divides slow pairs
+    only. Source: Su et al. 2021, arXiv 2104.09864; Chen et al. 2023, arXiv 2306.15595.
+    """
+    exponents = torch.arange(0, head_dim, 2).float() / head_dim
+    frequencies = 1.0 / rope.theta**exponents
+    if rope.kind == "default":
+        return frequencies
+    if rope.kind == "linear":
+        return frequencies / rope.factor
+    if rope.kind == "llama3":
+        return _stretch_slow_pairs(frequencies, rope)
+    raise ValueError(f"rope.kind={rope.kind!r} must be one of default, linear, llama3")
+
+
+def _stretch_slow_pairs(frequencies: Tensor, rope: RopeConfig) -> Tensor:
+    # Llama 3.1: pairs that turn `high_freq_factor` times or more within the original context
+    # know all their angles and stay; those with `low_freq_factor` turns or fewer are slowed
+    # down by `factor`; those between are a mixture of both.
+    turns = rope.original_max_position * frequencies / (2 * math.pi)
+    span = rope.high_freq_factor - rope.low_freq_factor
+    kept = ((turns - rope.low_freq_factor) / span).clamp(0, 1)
+    return kept * frequencies + (1 - kept) * frequencies / rope.factor
+
+
+def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the heads `x [T, H, D]` by the angles of their tokens, `cos, sin [T, D/2]`.
+
+    Pairs are half-split: elements i and i + D/2 of a head turn together (not 2i and 2i + 1).
+    The dtype of `x` comes back; the products are float32. Example: D 2, angle 90 degrees:
+    [1, 0] -> [0, 1].
+    """
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)  # [T, 1, D/2]: the same for every head
+    first, second = x.float().chunk(2, dim=-1)
+    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return turned.to(x.dtype)
+
+
+# -- paged key/value cache --
+
+
+def slot_mapping(
+    block_tables: Tensor, owners: Tensor, positions: Tensor, block_size: int
+) -> Tensor:
+    """Where in the cache each token's key and value live: int64 `[T]`.
+
+    Token t is position `positions[t]` of the request in row `owners[t]` of `block_tables
+    [N, max_blocks]`; slot = block id * block_size + offset in the block. Example: block size
+    16, row [7, 3]: position 17 is offset 1 of block 3, slot 49.
+    """
+    blocks = block_tables[owners, positions // block_size].long()
+    return blocks * block_size + positions % block_size
+
+
+def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+    """Write `k, v [T, K, D]` into the slots `slot_mapping [T]` of the caches, in place.
+
+    The caches are `[num_blocks, B, K, D]`; slots are distinct and none is negative.
+    """
+    k_cache.flatten(0, 1).index_copy_(0, slot_mapping, k)
+    v_cache.flatten(0, 1).index_copy_(0, slot_mapping, v)
+
+
+# -- attention over the paged cache --
+
+
+def attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    query_starts: Tensor,
+    seq_lens: Tensor,
+    num_decodes: int,
+    scale: float,
+) -> Tensor:
+    """Each query attends to the keys of its own request up to its own position.
+
+    `q [T, H, D]` holds the new tokens of N requests one after the other, request n in rows
+    `query_starts[n]` to `query_starts[n + 1]` (int32 `[N + 1]`); its keys and values, the new
+    ones included, are the first `seq_lens[n]` (int32 `[N]`) positions of the blocks in
+    `block_table[n]` (int32 `[N, max_blocks]`; entries past them may be any valid id). The
+    first `num_decodes` requests have one token each. Scores are multiplied by `scale`.
+    Returns `[T, H, D]`. Source: Kwon et al. 2023, arXiv 2309.06180.
+    """
+    if num_decodes == len(seq_lens):
+        return decode_attention(q, k_cache, v_cache, block_table, seq_lens, scale)
+    out = torch.empty_like(q)
+    if num_decodes > 0:
+        rows = slice(num_decodes)
+        out[rows] = decode_attention(
+            q[rows], k_cache, v_cache, block_table[rows], seq_lens[rows], scale
+        )
+    starts, lens = query_starts.tolist(), seq_lens.tolist()
+    for n in range(num_decodes, len(lens)):
+        rows = slice(starts[n], starts[n + 1])
+        k = gather_blocks(k_cache, block_table[n : n + 1], lens[n])[0]
+        v = gather_blocks(v_cache, block_table[n : n + 1], lens[n])[0]
+        out[rows] = prefill_attention(q[rows], k, v, scale)
+    return out
+
+
+def gather_blocks(cache: Tensor, block_table: Tensor, num_tokens: int) -> Tensor:
+    """The first `num_tokens` positions of each request, in order: `[N, num_tokens, K, D]`.
+
+    `cache [num_blocks, B, K, D]`, `block_table [N, max_blocks]`. Example: block size 2, row
+    [5, 1], 3 tokens: both slots of block 5, then the first of block 1.
+    """
+    block_size, num_heads, head_dim = cache.shape[1:]
+    num_blocks = -(-num_tokens // block_size)
+    block_ids = block_table[:, :num_blocks].flatten()
+    # Whole blocks are long rows of memory: much faster than picking single slots.
+    blocks = cache.index_select(0, block_ids)
+    return blocks.view(-1, num_blocks * block_size, num_heads, head_dim)[:, :num_tokens]
+
+
+def decode_attention(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, scale: float
+) -> Tensor:
+    """Attention of one query per request: `q [N, H, D]` -> `[N, H, D]`; see `attention`."""
+    longest = int(seq_lens.max())
+    k = gather_blocks(k_cache, block_table, longest).transpose(1, 2)  # [N, K, S, D]
+    v = gather_blocks(v_cache, block_table, longest).transpose(1, 2)
+    seen = torch.arange(longest, device=q.device) < seq_lens[:, None]  # [N, S]
+    # The G query heads of a group share their keys: as if they were G queries of one head.
+    grouped = q.unflatten(1, (k.shape[1], -1))  # [N, K, G, D]
+    out = F.scaled_dot_product_attention(grouped, k, v, seen[:, None, None], scale=scale)
+    return out.flatten(1, 2)
+
+
+def prefill_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """Attention of the newest `len(q)` tokens of one request to all its tokens so far.
+
+    `q [L, H, D]`, `k, v [S, K, D]` with L <= S; query i is position S - L + i and sees the
+    keys up to there. Returns `[L, H, D]`.
+    """
+    num_queries, num_keys = len(q), len(k)
+    positions = torch.arange(num_keys - num_queries, num_keys, device=q.device)
+    seen = torch.arange(num_keys, device=q.device) <= positions[:, None]  # [L, S]
+    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))  # heads first: [1, H, L, D]
+    out = F.scaled_dot_product_attention(q, k, v, seen, scale=scale, enable_gqa=True)
+    return out[0].transpose(0, 1)

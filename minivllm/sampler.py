@@ -1,0 +1,338 @@
+"""Logits to token ids: greedy, temperature, top-k, top-p, min-p, and a seed per request.
+
+Leaves out on purpose penalties, logprobs and logit bias. Notebook 10.
+
+Letters: N rows that sample, V vocabulary, M rows that filter, C candidates of a row.
+
+Nothing here draws from a shared generator. The noise of a token is a hash of its request's
+seed and its position, and no operation mixes rows, so a row's token depends on that row
+alone. The CPU form spends one random number a row (`draw`); the GPU form, which needs no
+sums over the vocabulary, one per row and token (`gumbel_sample`). For one seed the two forms
+give different tokens, of the same distribution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# Candidates a filter looks at, first and second; a row they do not settle sorts all of V.
+CANDIDATES = (256, 4096)
+# Logits a CPU works on at once, so that each pass finds them in the cache: 1 MiB of float32.
+CPU_LOGITS = 2**18
+
+
+@dataclass(frozen=True)
+class SamplingRows:
+    """The settings of the rows that sample in one step; the runner fills it from its rows.
+
+    The two flags are known on the host and only save work: a flag that is True without need
+    changes no token. `settings[rows]` are the settings of some rows (a slice, or ids int64).
+    """
+
+    temperature: Tensor  # [N] float32; 0: greedy, the rest of the row is then ignored
+    top_k: Tensor  # [N] int64, tokens; 0: off
+    top_p: Tensor  # [N] float32, in (0, 1]; 1: off
+    min_p: Tensor  # [N] float32, in [0, 1]; 0: off
+    seed: Tensor  # [N] int64
+    any_random: bool  # some temperature is above 0
+    any_filter: bool  # some row has top_k, top_p or min_p on
+
+    def __getitem__(self, rows: slice | Tensor) -> SamplingRows:
+        return replace(
+            self,
+            temperature=self.temperature[rows],
+            top_k=self.top_k[rows],
+            top_p=self.top_p[rows],
+            min_p=self.min_p[rows],
+            seed=self.seed[rows],
+        )
+
+
+def sample(logits: Tensor, settings: SamplingRows, positions: Tensor) -> Tensor:
+    """Choose the next token of each row. `logits` are left as they are.
+
+    logits [N, V] float32, positions [N] int64 -> token ids [N] int64. `positions` are those
+    of the tokens to be chosen: after a prompt of 5 tokens the first is 5.
+    The filters apply in vLLM's order: temperature, min_p, top_k, top_p; so top_p is a share
+    of what the others left. A row of NaN gets some valid id and disturbs no other row.
+    With filters the host looks at device values, which a CUDA graph cannot capture.
+    """
+    token_ids = pick_greedy(logits)
+    if not settings.any_random:
+        return token_ids
+    uniforms = to_uniform(hash_counter(settings.seed, positions))
+    for rows in _row_slices(logits):
+        drawn = draw(next_token_probs(logits[rows], settings[rows]), uniforms[rows])
+        is_random = settings.temperature[rows] > 0
+        token_ids[rows] = torch.where(is_random, drawn, token_ids[rows])
+    return token_ids
+
+
+def _row_slices(logits: Tensor) -> Iterator[slice]:
+    # Big temporaries cost a CPU more in page faults and cache misses than the work itself.
+    num_rows, vocab_size = logits.shape
+    step = max(1, CPU_LOGITS // vocab_size if logits.is_cpu else num_rows)
+    return (slice(start, start + step) for start in range(0, num_rows, step))
+
+
+def pick_greedy(logits: Tensor) -> Tensor:
+    """The id of each row's largest logit, the lowest id where several are largest.
+
+    logits [N, V] -> [N] int64. [[1., 3., 3.]] -> [1]. Same result as `logits.argmax(-1)`.
+    """
+    # torch's argmax on a CPU is scalar, its maximum is vectorised (0.2 against 1.9 ms for 32
+    # rows of 49,152): so find the block of 256 with the maximum, then search that block only.
+    width = 256
+    padding = -logits.shape[1] % width
+    if padding:
+        logits = F.pad(logits, (0, padding), value=-torch.inf)
+    blocks = logits.unflatten(1, (-1, width))  # [N, V / 256, 256]
+    best = blocks.amax(-1).argmax(-1)
+    rows = torch.arange(len(logits), device=logits.device)
+    return best * width + blocks[rows, best].argmax(-1)
+
+
+# -- the distribution --------------------------------------------------------------------
+
+
+def next_token_probs(logits: Tensor, settings: SamplingRows) -> Tensor:
+    """The distribution that `sample` draws from, up to a factor per row.
+
+    logits [N, V] float32 -> [N, V] float32: the softmax at the row's temperature (at 1 where
+    that is 0), with zeros for the tokens that its filters removed.
+    Logits of probabilities .5, .3, .2 with top_k=2 -> [.5, .3, 0].
+    """
+    probs = probs_at_temperature(logits, settings.temperature)
+    return filter_probs(logits, probs, settings) if settings.any_filter else probs
+
+
+def probs_at_temperature(logits: Tensor, temperature: Tensor) -> Tensor:
+    """softmax(logits / temperature), finite at every temperature; 0 counts as 1.
+
+    logits [N, V] float32, temperature [N] float32 -> [N, V] float32.
+    [[0., ln 3]] at 1 -> [[.25, .75]], at 0.5 -> [[.1, .9]], at 1e-38 -> [[0., 1.]].
+    """
+    temperature = torch.where(temperature > 0, temperature, 1.0)
+    # The maximum goes first: 20 / 1e-38 would be inf, and inf - inf NaN. This way the largest
+    # is 0 / 1e-38 = 0, and the others may well become -inf.
+    shifted = logits - logits.amax(-1, keepdim=True)
+    return shifted.div_(temperature[:, None]).softmax(-1)
+
+
+def filter_probs(
+    logits: Tensor,
+    probs: Tensor,
+    settings: SamplingRows,
+    candidates: tuple[int, ...] = CANDIDATES,
+) -> Tensor:
+    """Set the probability of all tokens to 0 that a row's min_p, top_k and top_p remove.
+
+    logits, probs [N, V] float32 -> [N, V] float32, not renormalised; at least one token a
+    row stays. What stays is a beginning of the row's tokens in the order of `sort_candidates`.
+    `candidates` are the sizes to try before all of V: they change the time, never the result.
+    """
+    vocab_size = logits.shape[1]
+    filtered = probs.clone()
+    rows = _rows_that_filter(settings, vocab_size)
+    for size in (*candidates, vocab_size):
+        if not len(rows):
+            break
+        kept, is_settled = _filter_among(
+            logits[rows], probs[rows], settings[rows], min(size, vocab_size)
+        )
+        filtered[rows] = kept  # rows that are not settled are written again in the next round
+        rows = rows[~is_settled]
+    return filtered
+
+
+def _rows_that_filter(settings: SamplingRows, vocab_size: int) -> Tensor:
+    top_k = (settings.top_k > 0) & (settings.top_k < vocab_size)
+    some_filter = top_k | (settings.top_p < 1) | (settings.min_p > 0)
+    return (some_filter & (settings.temperature > 0)).nonzero()[:, 0]
+
+
+def _filter_among(
+    logits: Tensor, probs: Tensor, settings: SamplingRows, size: int
+) -> tuple[Tensor, Tensor]:
+    """Filter by looking at `size` candidates: probs [M, V], and for which rows [M] bool that
+    was enough."""
+    values, ids = sort_candidates(logits, size)
+    sorted_probs = probs.gather(1, ids)
+    limits = torch.minimum(
+        count_min_p(sorted_probs, settings.min_p), count_top_k(settings.top_k, size)
+    )
+    counts = torch.minimum(limits, count_top_p(sorted_probs, limits, settings.top_p))
+    return keep_first(probs, ids, counts), _is_settled(values, limits, counts, settings, logits)
+
+
+def _is_settled(
+    values: Tensor, limits: Tensor, counts: Tensor, settings: SamplingRows, logits: Tensor
+) -> Tensor:
+    """Whether the whole vocabulary, sorted, would give the same `counts` and the same ids."""
+    size, vocab_size = values.shape[1], logits.shape[1]
+    if size == vocab_size:
+        return torch.ones_like(counts, dtype=torch.bool)
+    # 1. The cut lies inside, and not among equals of the last candidate: outside there may be
+    #    more of those, with lower ids.
+    last_kept = values.gather(1, counts[:, None] - 1)[:, 0]
+    cut_inside = last_kept > values[:, -1]
+    # 2. The mass that top_p is a share of is known: that of all tokens, or of `limits` tokens.
+    unlimited = (settings.top_k == 0) & (settings.min_p == 0)
+    return cut_inside & (unlimited | (limits < size))
+
+
+def sort_candidates(logits: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """The `size` largest logits of each row, largest first, equal ones by ascending id.
+
+    logits [N, V] -> values [N, size], ids [N, size] int64.
+    [[1., 3., 2., 3.]], 3 -> [[3., 3., 2.]], [[1, 3, 2]]. Where the last value has equals
+    outside, which of them is inside is not defined.
+    """
+    if size == logits.shape[1]:
+        values, ids = logits.sort(dim=-1, descending=True, stable=True)
+        return values, ids
+    # topk leaves the order of equals open: so order by id, then sort by value, stably.
+    ids = logits.topk(size, sorted=False).indices.sort(dim=-1).values
+    values, order = logits.gather(1, ids).sort(dim=-1, descending=True, stable=True)
+    return values, ids.gather(1, order)
+
+
+def count_min_p(sorted_probs: Tensor, min_p: Tensor) -> Tensor:
+    """How many tokens are at least `min_p` times as probable as the most probable one.
+
+    sorted_probs [M, C] float32, most probable first; min_p [M] -> [M] int64, at least 1.
+    [[.5, .3, .2]] with 0.5 -> [2]: .2 is below 0.5 * .5. With 0 -> [3].
+    Idea: Nguyen et al. 2024, "Turning Up the Heat: Min-p Sampling".
+    """
+    threshold = min_p[:, None] * sorted_probs[:, :1]
+    return (sorted_probs >= threshold).sum(-1).clamp(min=1)
+
+
+def count_top_k(top_k: Tensor, size: int) -> Tensor:
+    """How many of `size` tokens top_k leaves.
+
+    top_k [M] int64, 0 for off -> [M] int64. [0, 2, 9] of 5 tokens -> [5, 2, 5].
+    """
+    return torch.where(top_k > 0, top_k, size).clamp(max=size)
+
+
+def count_top_p(sorted_probs: Tensor, limits: Tensor, top_p: Tensor) -> Tensor:
+    """How many tokens it takes to reach the share `top_p` of the mass of the first `limits`.
+
+    sorted_probs [M, C] float32, most probable first; limits [M] int64, where C means that
+    nothing else limits the row, so its mass is 1; top_p [M] -> [M] int64, from 1 to C.
+    The token that reaches the share counts. [[.5, .3, .2]]: 0.7 -> [2], 0.1 -> [1], and
+    with limits [2], so of a mass of .8: 0.6 -> [1]. At 1 top_p is off -> [C].
+    Idea: Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration", section 3.1.
+    """
+    size = sorted_probs.shape[1]
+    cdf = sorted_probs.cumsum(-1, dtype=torch.float64)
+    mass = torch.where(limits < size, cdf.gather(1, limits[:, None] - 1)[:, 0], 1.0)
+    counts = torch.searchsorted(cdf, (top_p * mass)[:, None])[:, 0] + 1
+    # "Off" is a rule of its own: rounding must not make 0.9999999 of a mass of 1.
+    return torch.where(top_p < 1, counts, size).clamp(max=size)
+
+
+def keep_first(probs: Tensor, ids: Tensor, counts: Tensor) -> Tensor:
+    """Zero all of a row but the first `counts` of its `ids`; the others keep their places.
+
+    probs [M, V] float32, ids [M, C] int64, counts [M] int64 -> [M, V] float32.
+    [[.2, .5, .3]], [[1, 2]], [1] -> [[0, .5, 0]].
+    """
+    is_kept = torch.arange(ids.shape[1], device=ids.device) < counts[:, None]
+    kept = torch.where(is_kept, probs.gather(1, ids), 0.0)
+    return torch.zeros_like(probs).scatter_(1, ids, kept)
+
+
+def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
+    """Draw one token per row by the inverse CDF: the first whose running sum exceeds
+    `uniforms` of the whole sum. A token of probability 0 is never drawn.
+
+    probs [N, V] float32, need not sum to 1; uniforms [N] float64 in [0, 1) -> [N] int64.
+    [[.5, 0, .5]] (running sums .5, .5, 1): 0.49 -> 0, 0.5 -> 2. A row of NaN gives V - 1.
+    """
+    # float64: in float32 a vocabulary's small probabilities would vanish in the sum. And
+    # u * total < total holds for every float64 u < 1, so the end is never passed.
+    cdf = probs.cumsum(-1, dtype=torch.float64)
+    targets = uniforms[:, None] * cdf[:, -1:]
+    # right=True: the first sum *above* the target, so it rose there: not a token of mass 0.
+    return torch.searchsorted(cdf, targets, right=True)[:, 0].clamp(max=probs.shape[1] - 1)
+
+
+# -- the noise ---------------------------------------------------------------------------
+
+
+def _signed(value: int) -> int:
+    """The int64 of the same 64 bits."""
+    return value - 2**64 if value >= 2**63 else value
+
+
+GOLDEN = _signed(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, the step of the counter
+
+
+def mix_bits(x: Tensor) -> Tensor:
+    """Scramble 64 bits, one to one: a change of any input bit flips about half the output.
+
+    int64 -> int64, same shape; 0 -> 0, 1 -> 6238072747940578789.
+    Idea: the finaliser of SplitMix64, Steele, Lea and Flood 2014, "Fast Splittable
+    Pseudorandom Number Generators", with the constants of its variant 13.
+    """
+    x = (x ^ _shift_right(x, 30)) * _signed(0xBF58476D1CE4E5B9)  # int64 products wrap around
+    x = (x ^ _shift_right(x, 27)) * _signed(0x94D049BB133111EB)
+    return x ^ _shift_right(x, 31)
+
+
+def _shift_right(x: Tensor, bits: int) -> Tensor:
+    # `>>` on int64 copies the sign bit in from the left; the mask clears those copies.
+    return (x >> bits) & (2 ** (64 - bits) - 1)
+
+
+def hash_counter(seeds: Tensor, counters: Tensor) -> Tensor:
+    """64 random bits that depend on (seed, counter) and on nothing else.
+
+    seeds, counters int64, of shapes that broadcast -> int64: number `counters` (from 0) of
+    the SplitMix64 sequence that starts from the scrambled seed. Scrambled, since the
+    sequences of raw seeds overlap.
+    (0, 0) -> -6792203525404956396, (0, 1) -> 3143713686023863990.
+    """
+    return mix_bits(mix_bits(seeds + GOLDEN) + (counters + 1) * GOLDEN)
+
+
+def to_uniform(bits: Tensor) -> Tensor:
+    """The upper 53 bits as a number in [0, 1).
+
+    int64 -> float64. 0 -> 0.0, 2**62 -> 0.25, -1 (all ones) -> 1 - 2**-53.
+    """
+    return _shift_right(bits, 11).double() * 2.0**-53
+
+
+# -- the GPU form ------------------------------------------------------------------------
+
+
+def gumbel_noise(bits: Tensor) -> Tensor:
+    """-log(-log(u)) of the upper 52 bits as a number u in (0, 1), both ends excluded.
+
+    int64 -> float64, finite for all bits: 0 -> -3.604, -1 (all ones) -> 36.737.
+    """
+    # 52 and a half: with 53 bits the largest u would round to 1, and its noise be inf.
+    uniform = (_shift_right(bits, 12).double() + 0.5) * 2.0**-52
+    return -torch.log(-torch.log(uniform))
+
+
+def gumbel_sample(logits: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    """Draw one token per row with probability softmax(logits): the argmax of logits + noise.
+
+    logits [N, V] float32, already divided by the temperature, -inf where a filter removed a
+    token; seeds, positions [N] int64 -> [N] int64. The noise is a function of (seed,
+    position, token id). No sum over V, one pass: the form for a GPU kernel, and its oracle.
+    Not the tokens of `sample` for the same seed, but the same distribution.
+    Idea: Gumbel 1954; Maddison, Tarlow and Minka 2014, "A* Sampling".
+    """
+    row_bits = hash_counter(seeds, positions)[:, None]
+    token_ids = torch.arange(logits.shape[1], device=logits.device)
+    return (logits + gumbel_noise(hash_counter(row_bits, token_ids))).argmax(-1)

@@ -1,0 +1,300 @@
+"""Who computes how many tokens in the next step.
+
+Continuous batching (Orca, Yu et al. 2022) with chunked prefill (Sarathi-Serve, Agrawal et al.
+2024) under one budget of tokens per step. Leaves out where keys and values lie: it asks a
+`Memory` for room. Notebook 02.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Protocol
+
+from minivllm.request import Chunk, FinishReason, Request, SchedulerOutput
+
+
+class Memory(Protocol):
+    """What the scheduler asks of the KV memory. Filled by `block_manager.BlockManager`
+    (Notebook 03); `TokenCounter` is the smallest one that works."""
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens that fit if one request has all of it."""
+        ...
+
+    def reuse_prefix(self, request: Request) -> int:
+        """Give the request what is already computed of its tokens; returns how many tokens."""
+        ...
+
+    def allocate(self, request: Request, num_tokens: int, keep_watermark: bool = False) -> bool:
+        """Make room for the request's first `num_tokens` tokens; False, and no change, if
+        there is none. `keep_watermark`: and leave a reserve for those that run."""
+        ...
+
+    def publish(self, request: Request, num_tokens: int) -> None:
+        """The first `num_tokens` tokens are computed and known: others may reuse them."""
+        ...
+
+    def free(self, request: Request) -> None:
+        """Take back all room of the request."""
+        ...
+
+    def check(self, requests: Iterable[Request]) -> None:
+        """Assert that exactly these requests hold room."""
+        ...
+
+
+class TokenCounter:
+    """A memory that only counts tokens: no blocks, no prefixes, no watermark."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self.max_tokens = max_tokens
+        self.tokens_of: dict[str, int] = {}
+
+    def reuse_prefix(self, request: Request) -> int:
+        """Nothing is ever known."""
+        return 0
+
+    def allocate(self, request: Request, num_tokens: int, keep_watermark: bool = False) -> bool:
+        """Count the request with `num_tokens` tokens if all together still fit."""
+        others = sum(self.tokens_of.values()) - self.tokens_of.get(request.request_id, 0)
+        if others + num_tokens > self.max_tokens:
+            return False
+        self.tokens_of[request.request_id] = num_tokens
+        return True
+
+    def publish(self, request: Request, num_tokens: int) -> None:
+        """Nothing is ever reused."""
+
+    def free(self, request: Request) -> None:
+        """Count the request no more."""
+        self.tokens_of.pop(request.request_id, None)
+
+    def check(self, requests: Iterable[Request]) -> None:
+        """Assert that exactly these requests are counted."""
+        assert set(self.tokens_of) == {r.request_id for r in requests}, "a request is left over"
+
+
+def next_chunk(request: Request, budget: int) -> Chunk:
+    """The next part of a running request, at most `budget` (>= 1) tokens of it.
+
+    With 100 tokens, 64 of them computed: `budget=20` gives positions 64 to 84, and no token
+    is sampled; `budget=50` gives 64 to 100 and samples. A decoding request has one token left.
+    """
+    start = request.num_computed_tokens
+    length = min(budget, request.num_tokens - start)
+    # Only the output of the last known token says what comes next.
+    samples = start + length == request.num_tokens
+    return Chunk(request, start, length, samples, is_decode=request.is_decoding)
+
+
+def finish_reason(request: Request) -> FinishReason | None:
+    """Why the answer ends with the token read last, or None if it goes on.
+
+    "stop" goes before "length" where both hold.
+    """
+    if request.token_ids[-1] in request.stop_token_ids:
+        return "stop"
+    if len(request.token_ids) >= request.max_num_tokens:
+        return "length"
+    return None
+
+
+class Scheduler:
+    """The queues, and the choice made in each step.
+
+    Invariant: an unfinished request is in `waiting` (no memory) or in `running` (memory for
+    all its tokens so far), never in both; `running` is in order of admission.
+    """
+
+    def __init__(self, memory: Memory, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        """`max_num_seqs` requests run at once at most, `max_num_batched_tokens` (at least as
+        many) tokens are computed in a step."""
+        self.memory = memory
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+
+    def __repr__(self) -> str:
+        return f"Scheduler({len(self.waiting)} waiting, {len(self.running)} running)"
+
+    @property
+    def has_unfinished_requests(self) -> bool:
+        """Whether anything is waiting or running."""
+        return bool(self.waiting or self.running)
+
+    def add_request(self, request: Request) -> None:
+        """Put a request at the end of the queue."""
+        self.waiting.append(request)
+
+    def schedule(self) -> SchedulerOutput:
+        """Choose the next step's chunks and count them as computed.
+
+        Decoding requests come first, one token each; then prompts that are under way; then
+        requests from the queue, in order, until budget, rows or memory run out. May be called
+        again before the results of the last step are read (`update`).
+        """
+        output = SchedulerOutput()
+        self._schedule_decodes(output)
+        self._schedule_prefills(output)
+        # Whoever was thrown out in this step must not come back in it.
+        if not output.preempted:
+            self._schedule_waiting(output)
+        return output
+
+    def _schedule_decodes(self, output: SchedulerOutput) -> None:
+        # `running` loses requests at its end while this loop goes through it.
+        index = 0
+        while index < len(self.running):
+            request = self.running[index]
+            wants_token = request.is_decoding and request.num_tokens < request.max_num_tokens
+            if wants_token and self._make_room(request, output):
+                self._take(next_chunk(request, budget=1), output)
+            index += 1
+
+    def _schedule_prefills(self, output: SchedulerOutput) -> None:
+        budget = self.max_num_batched_tokens - output.num_tokens
+        for request in self.running:
+            if budget > 0 and not request.is_decoding:
+                chunk = next_chunk(request, budget)
+                self._take(chunk, output)
+                budget -= chunk.length
+
+    def _schedule_waiting(self, output: SchedulerOutput) -> None:
+        budget = self.max_num_batched_tokens - output.num_tokens
+        while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
+            request = self.waiting[0]
+            if request.num_in_flight or not self._admit(request):
+                break
+            self.waiting.popleft()
+            self.running.append(request)
+            chunk = next_chunk(request, budget)
+            self._take(chunk, output)
+            budget -= chunk.length
+        if not self.running and self.waiting and not self.waiting[0].num_in_flight:
+            # The whole memory is free, and still it does not fit.
+            self._fail(self.waiting.popleft(), output)
+
+    def _admit(self, request: Request) -> bool:
+        """Get memory for all tokens of a waiting request; False, and no change, if there is
+        none. Lengths are known only now: some tokens may have been found computed."""
+        num_cached_tokens = self.memory.reuse_prefix(request)
+        # With nobody running there is nobody to keep a reserve for.
+        keep_watermark = bool(self.running)
+        if not self.memory.allocate(request, request.num_tokens, keep_watermark):
+            self.memory.free(request)
+            return False
+        request.num_cached_tokens = num_cached_tokens
+        request.num_computed_tokens = num_cached_tokens
+        request.num_prefill_tokens = request.num_tokens
+        return True
+
+    def _make_room(self, request: Request, output: SchedulerOutput) -> bool:
+        """Get memory for the next token of a decoding request, from the newest ones if it
+        must be; False if `request` itself had to go."""
+        while not self.memory.allocate(request, request.num_computed_tokens + 1):
+            victim = self.running[-1]
+            if len(self.running) == 1:
+                self.running.clear()
+                self._fail(request, output)
+            else:
+                self._preempt(victim, output)
+            if victim is request:
+                return False
+        return True
+
+    def _preempt(self, request: Request, output: SchedulerOutput) -> None:
+        """Throw the newest running request out: it goes to the head of the queue and will be
+        computed again, answer so far included."""
+        self.running.remove(request)
+        self.memory.free(request)
+        request.num_computed_tokens = 0
+        request.num_prefill_tokens = 0
+        request.num_preemptions += 1
+        self.waiting.appendleft(request)
+        output.preempted.append(request)
+
+    def _fail(self, request: Request, output: SchedulerOutput) -> None:
+        """End one request that cannot go on, for itself alone."""
+        self.memory.free(request)
+        request.finish_reason = "error"
+        request.error = (
+            f"request {request.request_id} needs KV memory for {request.num_tokens} tokens, more"
+            f" than there is in all ({self.memory.max_tokens}); shorten it or raise num_kv_blocks"
+        )
+        output.failed.append(request)
+
+    def _take(self, chunk: Chunk, output: SchedulerOutput) -> None:
+        """Put a chunk into the step and count it as computed."""
+        output.chunks.append(chunk)
+        chunk.request.num_computed_tokens = chunk.end
+        chunk.request.num_in_flight += 1
+        chunk.request.num_pending_tokens += chunk.samples
+
+    def update(self, output: SchedulerOutput, token_ids: list[int]) -> list[Request]:
+        """Take in one step's results; returns the requests that finished with it.
+
+        `token_ids` holds one id for each chunk with `samples`, in order. Blocks are published
+        before they are freed, and only now: before the step was read they were not computed.
+        """
+        sampled = iter(token_ids)
+        finished = []
+        for chunk in output.chunks:
+            request = chunk.request
+            self._return(chunk)
+            token_id = next(sampled) if chunk.samples else None
+            # A request that ended while this step was in flight drops the step's token.
+            if token_id is not None and not request.is_finished:
+                request.token_ids.append(token_id)
+                request.finish_reason = finish_reason(request)
+                if request.is_finished:
+                    finished.append(request)
+            self.memory.publish(request, chunk.end)
+            if request.is_finished and request.num_in_flight == 0:
+                self.memory.free(request)
+        if finished:
+            self.running = [request for request in self.running if not request.is_finished]
+        return finished
+
+    def rollback(self, output: SchedulerOutput) -> None:
+        """Forget a step whose results never came (an error or Ctrl-C in the middle of it).
+
+        Its requests stand where they stood before it, and can go on or be aborted.
+        """
+        for chunk in reversed(output.chunks):
+            self._return(chunk)
+            chunk.request.num_computed_tokens = chunk.start
+
+    def _return(self, chunk: Chunk) -> None:
+        """Count a chunk as no longer in flight."""
+        chunk.request.num_in_flight -= 1
+        chunk.request.num_pending_tokens -= chunk.samples
+
+    def abort(self, request_id: str) -> Request | None:
+        """End a waiting or running request; returns it, or None if there is no such one.
+
+        Its memory is freed at once, or after the steps in flight that still write to it.
+        """
+        for request in (*self.waiting, *self.running):
+            if request.request_id == request_id:
+                break
+        else:
+            return None
+        request.finish_reason = "abort"
+        self.waiting = deque(r for r in self.waiting if r is not request)
+        self.running = [r for r in self.running if r is not request]
+        if request.num_in_flight == 0:
+            self.memory.free(request)
+        return request
+
+    def check(self) -> None:
+        """Assert the invariant, between two steps."""
+        assert len(self.running) <= self.max_num_seqs, "more requests run than there are rows"
+        for request in self.waiting:
+            assert not request.block_table, f"{request.request_id} waits and owns blocks"
+            assert request not in self.running, f"{request.request_id} waits and runs"
+        for request in (*self.waiting, *self.running):
+            assert not request.is_finished, f"{request.request_id} is finished and still queued"
+        self.memory.check(self.running)
