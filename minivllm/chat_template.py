@@ -44,16 +44,30 @@ class ChatTemplate:
         that comes from the caller. Raises ValueError for messages without role or content and
         for a conversation that the template refuses.
         """
-        import jinja2
-
         self._compiled = self._compiled or compile_template(self.source)
         given = plain({"tools": None, "documents": None} | dict(variables or {}), guard)
         chat = [plain(message, guard) for message in checked_messages(messages)]
         names = {**self.tokens, **given, "add_generation_prompt": add_generation_prompt}
         try:
             return str(self._compiled.render({**names, "messages": chat}))
-        except (jinja2.TemplateError, TypeError) as error:
+        except Exception as error:  # somebody else's program can raise anything
             raise ValueError(f"the model's chat template refused the messages: {error}") from error
+
+    def render_guarded(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any] | None,
+        starts: re.Pattern[str] | None,
+    ) -> tuple[str, str]:
+        """The text of `render` and a marker, which stands in every special token that was written
+        by the caller, after the character that the pattern `starts` found (see `token_starts`).
+
+        Take the marker out once the template's own special tokens have been found.
+        """
+        marker = new_marker()
+        guard = token_breaker(starts, marker)
+        return self.render(messages, add_generation_prompt, variables, guard), marker
 
 
 def read_chat_template(path: Path) -> ChatTemplate | None:
@@ -70,6 +84,17 @@ def read_chat_template(path: Path) -> ChatTemplate | None:
     return None if source is None else ChatTemplate(source, special_token_names(config))
 
 
+def required_template(template: ChatTemplate | None) -> ChatTemplate:
+    """`template`; ValueError, with the remedy, if the checkpoint has none."""
+    if template is None:
+        raise ValueError(
+            "the checkpoint has no chat template: pass a text to generate() in place of messages,"
+            " or put the template of the instruct model into chat_template.jinja beside its"
+            " tokenizer.json"
+        )
+    return template
+
+
 def _default_of(templates: Mapping[str, str], file: Path) -> str:
     if "default" not in templates:
         raise ValueError(
@@ -80,7 +105,7 @@ def _default_of(templates: Mapping[str, str], file: Path) -> str:
 
 
 def special_token_names(config: Mapping[str, Any]) -> dict[str, str]:
-    """`bos_token`, `eos_token`, … of a `tokenizer_config.json`: a text, or a dict with "content"."""
+    """`bos_token`, `eos_token`, … of a `tokenizer_config.json`, each as its text."""
     found = {name: config[name] for name in TOKEN_NAMES if config.get(name) is not None}
     return {name: tok["content"] if isinstance(tok, dict) else tok for name, tok in found.items()}
 

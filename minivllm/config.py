@@ -160,10 +160,13 @@ class RopeConfig:
         transformers 5 writes. Raises ValueError for a scaling that is not supported."""
         rope = dict(raw.get("rope_scaling") or {}) | dict(raw.get("rope_parameters") or {})
         kind = rope.get("rope_type") or rope.get("type") or "default"
-        if kind not in ("default", "linear", "llama3"):
+        if kind not in _REQUIRED_BY_ROPE:
             raise ValueError(
                 f"RoPE scaling {kind!r} is not supported; supported are default, linear, llama3"
             )
+        missing = [name for name in _REQUIRED_BY_ROPE[kind] if rope.get(name) is None]
+        if missing:
+            raise ValueError(f"RoPE scaling {kind!r} lacks {', '.join(missing)} in config.json")
         partial = rope.get("partial_rotary_factor", raw.get("partial_rotary_factor")) or 1.0
         if partial != 1.0:
             raise ValueError(f"partial_rotary_factor={partial} is not supported; only 1.0 is")
@@ -173,8 +176,17 @@ class RopeConfig:
             factor=rope.get("factor", 1.0),
             low_freq_factor=rope.get("low_freq_factor", 1.0),
             high_freq_factor=rope.get("high_freq_factor", 4.0),
-            original_max_position=rope.get("original_max_position_embeddings") or 8192,
+            original_max_position=rope.get("original_max_position_embeddings")
+            or raw.get("original_max_position_embeddings")
+            or raw.get("max_position_embeddings", 8192),
         )
+
+
+_REQUIRED_BY_ROPE: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}
 
 
 SUPPORTED_ARCHITECTURES = (

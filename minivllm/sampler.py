@@ -31,7 +31,7 @@ class SamplingRows:
     """The settings of the rows that sample in one step; the runner fills it from its rows.
 
     The two flags are known on the host and only save work: a flag that is True without need
-    changes no token. `settings[rows]` are the settings of some rows (a slice, or ids int64).
+    changes no token. `settings[rows]` takes a slice or row numbers [M] int64.
     """
 
     temperature: Tensor  # [N] float32; 0: greedy, the rest of the row is then ignored
@@ -43,6 +43,7 @@ class SamplingRows:
     any_filter: bool  # some row has top_k, top_p or min_p on
 
     def __getitem__(self, rows: slice | Tensor) -> SamplingRows:
+        """The settings of some rows."""
         return replace(
             self,
             temperature=self.temperature[rows],
@@ -91,7 +92,7 @@ def pick_greedy(logits: Tensor) -> Tensor:
     padding = -logits.shape[1] % width
     if padding:
         logits = F.pad(logits, (0, padding), value=-torch.inf)
-    blocks = logits.unflatten(1, (-1, width))  # [N, V / 256, 256]
+    blocks = torch.unflatten(logits, 1, (-1, width))  # [N, V / 256, 256]
     best = blocks.amax(-1).argmax(-1)
     rows = torch.arange(len(logits), device=logits.device)
     return best * width + blocks[rows, best].argmax(-1)
@@ -139,13 +140,13 @@ def filter_probs(
     vocab_size = logits.shape[1]
     filtered = probs.clone()
     rows = _rows_that_filter(settings, vocab_size)
-    for size in (*candidates, vocab_size):
+    for size in [size for size in (*candidates, vocab_size) if size <= vocab_size]:
         if not len(rows):
             break
-        kept, is_settled = _filter_among(
-            logits[rows], probs[rows], settings[rows], min(size, vocab_size)
-        )
-        filtered[rows] = kept  # rows that are not settled are written again in the next round
+        # index_select and index_copy_ move whole rows: several times faster than [rows].
+        some_logits, some_probs = logits.index_select(0, rows), probs.index_select(0, rows)
+        kept, is_settled = _filter_among(some_logits, some_probs, settings[rows], size)
+        filtered.index_copy_(0, rows, kept)  # what is not settled is soon overwritten
         rows = rows[~is_settled]
     return filtered
 
@@ -308,7 +309,7 @@ def to_uniform(bits: Tensor) -> Tensor:
 
     int64 -> float64. 0 -> 0.0, 2**62 -> 0.25, -1 (all ones) -> 1 - 2**-53.
     """
-    return _shift_right(bits, 11).double() * 2.0**-53
+    return _shift_right(bits, 11).double() * 2**-53
 
 
 # -- the GPU form ------------------------------------------------------------------------
@@ -320,7 +321,7 @@ def gumbel_noise(bits: Tensor) -> Tensor:
     int64 -> float64, finite for all bits: 0 -> -3.604, -1 (all ones) -> 36.737.
     """
     # 52 and a half: with 53 bits the largest u would round to 1, and its noise be inf.
-    uniform = (_shift_right(bits, 12).double() + 0.5) * 2.0**-52
+    uniform = (_shift_right(bits, 12).double() + 0.5) * 2**-52
     return -torch.log(-torch.log(uniform))
 
 

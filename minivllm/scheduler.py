@@ -139,9 +139,7 @@ class Scheduler:
         output = SchedulerOutput()
         self._schedule_decodes(output)
         self._schedule_prefills(output)
-        # Whoever was thrown out in this step must not come back in it.
-        if not output.preempted:
-            self._schedule_waiting(output)
+        self._schedule_waiting(output)
         return output
 
     def _schedule_decodes(self, output: SchedulerOutput) -> None:
@@ -207,11 +205,13 @@ class Scheduler:
 
     def _preempt(self, request: Request, output: SchedulerOutput) -> None:
         """Throw the newest running request out: it goes to the head of the queue and will be
-        computed again, answer so far included."""
+        computed again, answer so far included.
+
+        It cannot come back in the same step: it needs all that it had, and less is free now.
+        """
         self.running.remove(request)
         self.memory.free(request)
         request.num_computed_tokens = 0
-        request.num_prefill_tokens = 0
         request.num_preemptions += 1
         self.waiting.appendleft(request)
         output.preempted.append(request)

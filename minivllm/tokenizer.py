@@ -3,66 +3,41 @@
 Leaves out training a vocabulary, and every kind of tokenizer that is not byte-level BPE
 (`load_tokenizer` hands those to the `tokenizers` library). Notebook 01.
 
-Three forms of a text meet here. The text "é " is the bytes C3 A9 20, and those are, in the
-printable alphabet in which vocabularies are written, the characters "Ã©Ġ".
+A text has three forms here: "é " is the bytes C3 A9 20, which are written "Ã©Ġ" in the printable
+alphabet of the vocabularies.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minivllm.chat_template import (
     ChatTemplate,
     Message,
-    new_marker,
     read_chat_template,
-    render_chat,
-    token_breaker,
+    required_template,
     token_starts,
 )
-from minivllm.tokenizer_json import (
-    BytePairFile,
-    parse,
-    read_eos_token_ids,
-    read_tokenizer_json,
-)
+from minivllm.long_words import LONG_WORD, encode_long_word
+from minivllm.tokenizer_json import BytePairFile, checked_text, parse, read_tokenizer_json
+from minivllm.tokenizer_json import read_eos_token_ids as read_eos_token_ids
 
 if TYPE_CHECKING:
     from minivllm.hf_tokenizer import HFTokenizer
 
-__all__ = [
-    "Detokenizer",
-    "Tokenizer",
-    "best_pair",
-    "byte_alphabet",
-    "character_size",
-    "encode_long_word",
-    "encode_word",
-    "load_tokenizer",
-    "merge_pair",
-    "read_eos_token_ids",
-    "split_at_tokens",
-    "to_alphabet",
-    "unfinished_bytes",
-]
+# Words remembered with their ids, and the characters of the longest word that is worth it.
+CACHE_WORDS, CACHE_WORD_LENGTH = 65_536, 128
 
-# Words remembered with their ids, and the longest word that is worth it.
-CACHE_WORDS = 65_536
-CACHE_WORD_LENGTH = 128
-# From this many bytes on, the search for the best pair is not repeated over the whole word.
-LONG_WORD = 96
-
-# --- bytes and the alphabet ---
+Merges = Mapping[tuple[str, str], int]  # pair of tokens -> rank; the lowest is joined first
 
 
 def byte_alphabet() -> list[str]:
     """The printable character that stands for each byte in the files of GPT-2's format, `[256]`.
 
-    A byte whose Latin-1 character is visible (33–126, 161–172, 174–255) is written as that
+    A byte whose Latin-1 character is visible (33 to 126, 161 to 172, 174 to 255) is written as that
     character; the 68 others, in order, as the characters from 256 on. Byte 65 is "A", byte 0
     is "Ā" (256), byte 32, the space, is "Ġ" (288), byte 10, the line feed, is "Ċ" (266).
 
@@ -86,8 +61,7 @@ def to_alphabet(text: str) -> str:
 def from_alphabet(token: str) -> bytes:
     """The bytes of a token of the vocabulary: "Ã©Ġ" is C3 A9 20.
 
-    A token with a character outside of the alphabet is no result of merges; it was written into
-    the vocabulary as it stands, and its bytes are those of its text.
+    A token with a character outside of the alphabet stands for its own text.
     """
     try:
         return bytes([BYTE_OF[character] for character in token])
@@ -95,12 +69,7 @@ def from_alphabet(token: str) -> bytes:
         return token.encode("utf-8")
 
 
-# --- byte pair encoding of one word ---
-
-
-def best_pair(
-    tokens: Sequence[str], merges: Mapping[tuple[str, str], int]
-) -> tuple[str, str] | None:
+def best_pair(tokens: Sequence[str], merges: Merges) -> tuple[str, str] | None:
     """The pair of neighbours with the lowest rank in `merges`; None if no neighbours merge.
 
     With merges {("l", "o"): 0, ("lo", "w"): 1}: for l, o, w it is ("l", "o"), for lo, w it is
@@ -118,15 +87,17 @@ def merge_pair(tokens: Sequence[str], pair: tuple[str, str]) -> list[str]:
     A token takes part in one join only: a, a, a with the pair ("a", "a") is aa, a.
     """
     merged: list[str] = []
-    position = 0
-    while position < len(tokens):
-        found = tuple(tokens[position : position + 2]) == pair
-        merged.append(pair[0] + pair[1] if found else tokens[position])
-        position += 2 if found else 1
+    left = None  # a token that waits for its right neighbour
+    for token in tokens:
+        if left == pair[0] and token == pair[1]:
+            merged[-1], left = left + token, None
+        else:
+            merged.append(token)
+            left = token
     return merged
 
 
-def encode_word(word: Iterable[str], merges: Mapping[tuple[str, str], int]) -> list[str]:
+def encode_word(word: Iterable[str], merges: Merges) -> list[str]:
     """The tokens of one word: its characters, joined pair by pair until no pair is left.
 
     With merges {("l", "o"): 0, ("lo", "w"): 1, ("e", "r"): 2}: "lower" is low, er.
@@ -139,52 +110,211 @@ def encode_word(word: Iterable[str], merges: Mapping[tuple[str, str], int]) -> l
     return tokens
 
 
-def encode_long_word(word: Iterable[str], merges: Mapping[tuple[str, str], int]) -> list[str]:
-    """The tokens of `encode_word`, for words of many thousand bytes.
+def token_pattern(tokens: Iterable[str]) -> re.Pattern[str]:
+    """A pattern that finds each of `tokens` in a text, as one group; of several the longest.
 
-    `encode_word` looks at the whole word again for each kind of pair, O(n) each time. Here the
-    pairs wait in a heap, by rank and position, and a join adds its two new pairs: O(n log n).
+    With "<a>" and "<a>b": it finds "<a>b" in "<a>bc", although "<a>" is there too.
     """
-    tokens = list(word)
-    before, after = list(range(-1, len(tokens) - 1)), list(range(1, len(tokens) + 1))
-    waiting: list[tuple[int, int, tuple[str, str]]] = []
-
-    def add(left: int, right: int) -> None:
-        if left >= 0 and right < len(tokens):
-            pair = tokens[left], tokens[right]
-            if pair in merges:
-                heapq.heappush(waiting, (merges[pair], left, pair))
-
-    for left in range(len(tokens) - 1):
-        add(left, left + 1)
-    while waiting:
-        _, left, pair = heapq.heappop(waiting)
-        right = after[left]
-        # One of the two may have been joined to another neighbour in the meantime.
-        if right == len(tokens) or (tokens[left], tokens[right]) != pair:
-            continue
-        tokens[left], tokens[right] = pair[0] + pair[1], ""
-        after[left] = after[right]
-        if after[left] < len(tokens):
-            before[after[left]] = left
-        add(before[left], left)
-        add(left, after[left])
-    return [token for token in tokens if token]
+    longest_first = sorted(tokens, key=len, reverse=True)
+    return re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
 
 
-# --- special tokens ---
-
-
-def split_at_tokens(text: str, ids: Mapping[str, int]) -> list[str | int]:
+def split_at_tokens(text: str, pattern: re.Pattern[str], ids: Mapping[str, int]) -> list[str | int]:
     """`text` cut at the added tokens in it; each of those is replaced by its id.
 
-    With {"<|end|>": 2}: "a<|end|>b" is ["a", 2, "b"]; texts of no length are left out. Where one
-    added token begins like another, the longest counts.
+    With {"<|end|>": 2} and the `token_pattern` of it: "a<|end|>b" is ["a", 2, "b"]. Texts of no
+    length are left out; without any added tokens the text stays whole.
     """
     if not ids:
         return [text] if text else []
-    longest_first = sorted(ids, key=len, reverse=True)
-    # The parentheses make `split` keep what it splits at, at the odd places.
-    parts = re.split("(" + "|".join(map(re.escape, longest_first)) + ")", text)
-    pieces = [ids[part] if place % 2 else part for place, part in enumerate(parts)]
-    return [piece for piece in pieces if piece != ""]
+    # The group of the pattern makes `split` keep what it splits at, at the odd places.
+    parts = enumerate(pattern.split(text))
+    return [ids[part] if place % 2 else part for place, part in parts if part]
+
+
+class Tokenizer:
+    """Byte-level BPE of one checkpoint: text to ids, ids to text, messages to ids.
+
+    Nothing but the cache of words changes after it was made, and no answer depends on that.
+    """
+
+    def __init__(self, file: BytePairFile, template: ChatTemplate | None = None) -> None:
+        self.file = file
+        self.template = template
+        self.special_ids = frozenset(token.id for token in file.added if token.special)
+        ids = {token.content: token.id for token in file.added}
+        plain = {token.content: token.id for token in file.added if not token.special}
+        # By whether special tokens in a text count.
+        self._added = {True: (token_pattern(ids), ids), False: (token_pattern(plain), plain)}
+        self._bytes = {token_id: from_alphabet(token) for token, token_id in file.vocab.items()}
+        self._bytes.update({token.id: token.content.encode("utf-8") for token in file.added})
+        self._cache: dict[str, list[int]] = {}
+        self._starts = token_starts(token.content for token in file.added if token.special)
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of ids: the largest one plus 1. A model's own may be padded beyond it."""
+        return max(self._bytes) + 1
+
+    def encode(
+        self, text: str, *, parse_special: bool = False, add_special_tokens: bool = True
+    ) -> list[int]:
+        """The token ids of `text`.
+
+        `parse_special`: a special token written in the text becomes its id; for prompts that a
+        program wrote. Without it a stranger's "<|im_end|>" becomes several ordinary tokens.
+        `add_special_tokens`: put the ids around it that the model was trained with, such as one
+        for the beginning of a text. Raises ValueError for what is no text.
+        """
+        checked_text(text)
+        ids = self._encode(text, parse_special)
+        around = [*self.file.prefix_ids, *ids, *self.file.suffix_ids]
+        return around if add_special_tokens else ids
+
+    def _encode(self, text: str, parse_special: bool, marker: str = "") -> list[int]:
+        ids: list[int] = []
+        for piece in split_at_tokens(text, *self._added[parse_special]):
+            if isinstance(piece, int):
+                ids.append(piece)
+            else:
+                # The special tokens are found by now: what the marker kept apart may join.
+                for word in self.file.split(self.file.normalize(piece.replace(marker, ""))):
+                    ids += self._cache.get(word) or self._word_ids(word)
+        return ids
+
+    def _word_ids(self, word: str) -> list[int]:
+        ids = [self.file.vocab[token] for token in self._word_tokens(to_alphabet(word))]
+        if len(word) <= CACHE_WORD_LENGTH:
+            if len(self._cache) >= CACHE_WORDS:
+                self._cache.clear()
+            self._cache[word] = ids
+        return ids
+
+    def _word_tokens(self, word: str) -> list[str]:
+        vocab, unknown = self.file.vocab, self.file.unknown
+        if self.file.ignore_merges and word in vocab and vocab[word] not in self.special_ids:
+            return [word]
+        # A vocabulary may lack bytes that its training text did not have.
+        known = [byte if byte in vocab else unknown for byte in word]
+        encode = encode_word if len(known) < LONG_WORD else encode_long_word
+        return encode([byte for byte in known if byte is not None], self.file.merges)
+
+    def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """The text of the ids; bytes that are no UTF-8 become the replacement character U+FFFD.
+
+        An id without a token (the model's vocabulary may be padded) stands for no text.
+        """
+        skipped = self.special_ids if skip_special_tokens else frozenset()
+        parts = [self._bytes.get(i, b"") for i in token_ids if i not in skipped]
+        return b"".join(parts).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token, which may be a part of a character; none for an unknown id."""
+        return self._bytes.get(token_id, b"")
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The text that the model's chat template makes of `messages`, for reading.
+
+        `[{"role": "user", "content": "Hi"}]` may give "<s>user: Hi</s><s>assistant: ", without
+        its end if not `add_generation_prompt`; `chat_template_kwargs` are variables of the
+        template. Raises ValueError without a template and for messages it does not take.
+        """
+        template = required_template(self.template)
+        return template.render(messages, add_generation_prompt, chat_template_kwargs)
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """The ids of `render_chat`, in which only the template's own special tokens are special.
+
+        A special token that is written in a message is encoded as text.
+        """
+        template = required_template(self.template)
+        text, marker = template.render_guarded(
+            messages, add_generation_prompt, chat_template_kwargs, self._starts
+        )
+        return self._encode(text, parse_special=True, marker=marker)
+
+    def detokenizer(self) -> Detokenizer:
+        """A decoder for one stream of ids."""
+        return Detokenizer(self)
+
+
+def character_size(byte: int) -> int:
+    """The number of bytes of the UTF-8 character that starts with `byte`; 0 if none does.
+
+    0x41 ("A") 1, 0xC3 2, 0xED 3, 0xF0 4; 0xA9 continues a character and 0xFF is in none: 0.
+    """
+    if byte < 0x80:
+        return 1
+    if not 0xC2 <= byte <= 0xF4:
+        return 0
+    return 2 + (byte >= 0xE0) + (byte >= 0xF0)
+
+
+def unfinished_bytes(data: bytes) -> int:
+    """How many bytes at the end of `data` begin a character that has more, 0 to 3.
+
+    "é" is C3 A9, so 1 for 41 C3, 0 for C3 A9, 0 for 41; the first three bytes of an emoji: 3.
+    """
+    for size in range(1, min(3, len(data)) + 1):
+        if needed := character_size(data[-size]):
+            return size if size < needed else 0
+    return 0
+
+
+class Detokenizer:
+    """Turns ids into text as they come, and shows no half of a character.
+
+    Invariant: what `push` gave so far, and `finish` now, are together `decode` of all ids.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._rest = b""  # the beginning of a character, 0 to 3 bytes
+
+    def push(self, token_id: int) -> str:
+        """The text that this token completes, which may be none.
+
+        "é" in two tokens: the first gives "", the second "é". Special tokens give no text.
+        """
+        if token_id in self._tokenizer.special_ids:
+            return ""
+        data = self._rest + self._tokenizer.token_bytes(token_id)
+        end = len(data) - unfinished_bytes(data)
+        self._rest = data[end:]
+        return data[:end].decode("utf-8", "replace")
+
+    def finish(self) -> str:
+        """The rest of the text: U+FFFD if the ids ended within a character, else nothing."""
+        rest, self._rest = self._rest, b""
+        return rest.decode("utf-8", "replace")
+
+    def check(self) -> None:
+        """Assert that what is held back could still become a character."""
+        held = len(self._rest)
+        assert held == unfinished_bytes(self._rest), f"{held} bytes held back: {self._rest!r}"
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer | HFTokenizer:
+    """The tokenizer of the checkpoint directory `path`, with its chat template.
+
+    Ours for byte-level BPE; for the other kinds one with the same methods, by the `tokenizers`
+    library. Raises ValueError if there is no `tokenizer.json` or it cannot be read.
+    """
+    directory = Path(path)
+    raw, template = read_tokenizer_json(directory), read_chat_template(directory)
+    try:
+        return Tokenizer(parse(raw), template)
+    except ValueError as reason:
+        from minivllm.hf_tokenizer import HFTokenizer
+
+        return HFTokenizer(directory / "tokenizer.json", template, str(reason))

@@ -16,9 +16,7 @@ from typing import Any
 
 # The split of GPT-2: contractions, then letters, digits and the rest, each with one space
 # before it; of a run of whitespace the last character is left to the word that follows.
-GPT2_SPLIT = (
-    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-)
+GPT2_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 NORMAL_FORMS = ("NFC", "NFD", "NFKC", "NFKD")
 
 Splitter = Callable[[str], list[str]]
@@ -31,7 +29,6 @@ class AddedToken:
     content: str
     id: int
     special: bool  # a control token: no text ever becomes it unless the caller says so
-    normalized: bool  # looked for after normalization of the text instead of before it
 
 
 @dataclass(frozen=True)
@@ -44,9 +41,22 @@ class BytePairFile:
     normalize: Callable[[str], str]
     split: Splitter  # text -> words; no merge crosses the border of a word
     ignore_merges: bool  # a word that is in the vocabulary as a whole is one token
-    unknown_id: int | None  # for bytes without a token; None: they are dropped
+    unknown: str | None  # the token for bytes that have none; None: such bytes are dropped
     prefix_ids: tuple[int, ...]  # put before every text, such as the id of <s>
     suffix_ids: tuple[int, ...]
+
+
+def checked_text(text: str) -> None:
+    """Raises ValueError for what is not a str, or holds half of a surrogate pair."""
+    if not isinstance(text, str):
+        raise ValueError(f"text is a {type(text).__name__}; pass a str, or token ids as a prompt")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"text has a lone surrogate {text[error.start]!r} at {error.start}, which is no"
+            " character; text.encode('utf-8', 'replace').decode() takes it out"
+        ) from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -95,18 +105,23 @@ def _ids(value: object, file: Path) -> tuple[int, ...]:
 
 def parse(raw: Mapping[str, Any]) -> BytePairFile:
     """The parts of a `tokenizer.json`; ValueError, naming it, for the first part not supported."""
-    model = raw.get("model") or {}
+    try:
+        return _parse(raw, raw["model"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"tokenizer.json is damaged: {type(error).__name__} {error}") from error
+
+
+def _parse(raw: Mapping[str, Any], model: Mapping[str, Any]) -> BytePairFile:
     _refuse_other_models(model)
-    vocab: dict[str, int] = model["vocab"]
     prefix_ids, suffix_ids = _template(raw.get("post_processor"))
     return BytePairFile(
-        vocab=vocab,
-        merges={pair: rank for rank, pair in enumerate(map(_pair, model["merges"]))},
-        added=tuple(map(_added_token, raw.get("added_tokens") or ())),
+        vocab=model["vocab"],
+        merges=_ranks(model["merges"], model["vocab"]),
+        added=tuple(_added_token(t, raw.get("normalizer")) for t in raw.get("added_tokens") or ()),
         normalize=_normalizer(raw.get("normalizer")),
         split=_splitter(raw.get("pre_tokenizer")),
         ignore_merges=bool(model.get("ignore_merges")),
-        unknown_id=vocab.get(model.get("unk_token") or ""),
+        unknown=model.get("unk_token"),
         prefix_ids=prefix_ids,
         suffix_ids=suffix_ids,
     )
@@ -124,20 +139,27 @@ def _refuse_other_models(model: Mapping[str, Any]) -> None:
         raise ValueError("tokenizer model with fuse_unk is not supported")
 
 
-def _pair(merge: str | list[str]) -> tuple[str, str]:
+def _ranks(
+    merges: list[str] | list[list[str]], vocab: Mapping[str, int]
+) -> dict[tuple[str, str], int]:
     # Two spellings are about: "Ġ t" and ["Ġ", "t"]. No token holds a space, so one split will do.
-    left, right = merge.split(" ") if isinstance(merge, str) else merge
-    return left, right
+    pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in merges)
+    ranks = {(left, right): rank for rank, (left, right) in enumerate(pairs)}
+    lost = [pair for pair in ranks if pair[0] + pair[1] not in vocab]
+    if lost:
+        raise ValueError(f"merge {lost[0]} gives no token of the vocabulary")
+    return ranks
 
 
-def _added_token(raw: Mapping[str, Any]) -> AddedToken:
+def _added_token(raw: Mapping[str, Any], normalizer: object) -> AddedToken:
     for name in ("lstrip", "rstrip", "single_word"):
         if raw.get(name):
             raise ValueError(f"added token {raw['content']!r} with {name} is not supported")
     if not raw["content"]:
         raise ValueError(f"added token {raw['id']} is empty")
-    special, normalized = bool(raw.get("special")), bool(raw.get("normalized"))
-    return AddedToken(raw["content"], raw["id"], special, normalized)
+    if normalizer and raw.get("normalized"):
+        raise ValueError(f"added token {raw['content']!r} of normalized text is not supported")
+    return AddedToken(raw["content"], raw["id"], bool(raw.get("special")))
 
 
 # --- normalizer and pre-tokenizer: each becomes a function of one string ---
@@ -203,7 +225,8 @@ def _split_stage(step: Mapping[str, Any]) -> Splitter:
     if behavior == "Isolated":
         return _isolate(source)
     if behavior == "Removed" and invert:
-        return _compile(source).findall
+        find: Splitter = _compile(source).findall
+        return find
     raise ValueError(f"pre_tokenizer Split with behavior={behavior}, invert={invert}")
 
 

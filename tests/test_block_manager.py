@@ -271,6 +271,14 @@ def test_publish_goes_on_where_it_stopped():
     assert manager.reuse_prefix(make_request(range(13), "b")) == 12
 
 
+def test_publish_goes_on_behind_reused_blocks():
+    """A longer prompt reuses two blocks and publishes its third one behind them."""
+    manager = make_manager()
+    run(manager, make_request(range(9), "a"))
+    run(manager, make_request(range(13), "b"))
+    assert manager.reuse_prefix(make_request(range(13), "c")) == 12
+
+
 def test_publish_after_free_does_nothing():
     """A preempted request's step may be read after its blocks are gone."""
     manager = make_manager()

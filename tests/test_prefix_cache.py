@@ -80,6 +80,14 @@ def test_chain_goes_on_behind_a_block_of_somebody_else():
     assert found(cache, [1, 2, 3, 4, 5]) == [10, 21]
 
 
+def test_key_of_a_block_contains_its_parents_key():
+    """Without it, every system would find block [3, 4] of any prompt under one key."""
+    cache = PrefixCache(2)
+    first, second = publish(cache, [1, 2, 3, 4], [10, 11])
+    assert second.key == hash_block(first.key, (3, 4))
+    assert cache.key_of(None, (3, 4)) != second.key
+
+
 def test_forgotten_block_is_not_found():
     """A block that gets other content loses its old one."""
     cache = PrefixCache(2)

@@ -221,17 +221,39 @@ def test_a_preempted_request_is_computed_again_with_its_answer_so_far():
     assert new.num_preemptions == 1
 
 
-def test_nobody_is_admitted_in_the_step_that_preempts():
-    """Else the newcomer would take the room that was just made."""
+def test_nobody_overtakes_the_one_thrown_out():
+    """There is room for a tiny request, but the preempted one stands before it."""
     requests = [make_request("a", 5), make_request("b", 5), make_request("tiny", 1)]
-    scheduler = make_scheduler(max_tokens=13, max_num_seqs=3, requests=requests[:2])
-    step(scheduler)
-    step(scheduler)
-    scheduler.waiting.clear()
-    scheduler.add_request(requests[2])
+    scheduler = make_scheduler(max_tokens=17, max_num_seqs=3, requests=requests[:2])
+    for _ in range(4):
+        step(scheduler)
+    scheduler.waiting.appendleft(requests[2])
     output = step(scheduler)
     assert [r.request_id for r in output.preempted] == ["b"]
     assert [c.request.request_id for c in output.chunks] == ["a"]
+
+
+def test_a_preempted_request_is_prefilled_up_to_its_last_token():
+    """7 tokens with a budget of 6: the seventh is still prefill, though it is an answer's."""
+    old, new = make_request("old", 5, max_tokens=3), make_request("new", 5)
+    scheduler = make_scheduler(max_tokens=12, budget=10, requests=[old, new])
+    for _ in range(3):
+        step(scheduler)
+    scheduler.max_num_batched_tokens = 6
+    assert shape(step(scheduler)) == [("new", 0, 6, False, False)]
+    assert shape(step(scheduler)) == [("new", 6, 1, True, False)]
+    assert shape(step(scheduler)) == [("new", 7, 1, True, True)]
+
+
+def test_with_nobody_running_no_reserve_is_kept():
+    """A prompt that needs every block is admitted alone instead of waiting for ever."""
+    memory = BlockManager(4, 4, watermark=0.5)
+    scheduler = Scheduler(memory, 8, 64)
+    scheduler.add_request(make_request("a", 13, max_tokens=2))
+    scheduler.add_request(make_request("b", 13, max_tokens=2))
+    assert shape(step(scheduler)) == [("a", 0, 13, True, False)]
+    assert shape(step(scheduler)) == [("a", 13, 1, True, True)]
+    assert shape(step(scheduler)) == [("b", 0, 13, True, False)]
 
 
 def test_a_request_that_can_never_fit_fails_alone():
@@ -312,10 +334,11 @@ def test_a_preempted_request_waits_for_its_token_in_flight():
     flying = scheduler.schedule()
     second = scheduler.schedule()
     assert second.preempted == [new]
+    scheduler.memory.max_tokens = 100
     scheduler.abort("old")
+    scheduler.update(second, [5])
     assert scheduler.schedule().chunks == [], "its token is still in flight"
     scheduler.update(flying, [3, 4])
-    scheduler.update(second, [5])
     assert new.output_token_ids == [2, 4]
     assert shape(scheduler.schedule()) == [("new", 0, 7, True, False)]
 

@@ -1,0 +1,191 @@
+"""Fill a model from a checkpoint directory: `config.json` and safetensors, one tensor at a time.
+
+Leaves out downloading (`hub`) and every format that can run code: a pickle is never opened.
+Given (no notebook builds it).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from minivllm import ops as torch_ops
+from minivllm.config import ModelConfig
+from minivllm.model import CausalLM, Ops
+
+
+def read_config(path: str | Path) -> ModelConfig:
+    """What `config.json` in the directory `path` says of the model.
+
+    The end-of-sequence ids of `generation_config.json`, where there is one, are added: chat
+    models often name only there the token that ends a turn.
+    Raises ValueError if `config.json` is missing or no JSON object, or for a model that is not
+    supported.
+    """
+    config = ModelConfig.from_dict(_read_json(Path(path) / "config.json"))
+    generation = Path(path) / "generation_config.json"
+    if not generation.exists():
+        return config
+    ids = _read_json(generation).get("eos_token_id")
+    more = tuple(ids) if isinstance(ids, list) else () if ids is None else (ids,)
+    return replace(config, eos_token_ids=tuple(dict.fromkeys(config.eos_token_ids + more)))
+
+
+def load_model(
+    path: str | Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    max_len: int,
+    *,
+    ops: Ops = torch_ops,
+    progress: bool = True,
+) -> CausalLM:
+    """A `CausalLM` of `dtype` on `device`, filled from the safetensors in the directory `path`.
+
+    `max_len` is the number of positions it can run, `ops` does its arithmetic, `progress` draws
+    a bar on stderr. Beside the model, memory holds about one tensor of the checkpoint at a time.
+    Raises ValueError, naming the tensors, if the checkpoint lacks one, has one too many, or
+    has one of another shape than `config` says.
+    """
+    model = CausalLM(config, max_len, ops=ops, dtype=dtype, device=device)
+    load_weights(model, path, config, progress=progress)
+    return model
+
+
+def load_weights(
+    model: nn.Module, path: str | Path, config: ModelConfig, *, progress: bool = True
+) -> None:
+    """Copy every tensor of the checkpoint into its place in `model`; see `load_model`."""
+    open_places = places(model, config)
+    unexpected = []
+    with tqdm(total=len(open_places), desc="weights", unit="", disable=not progress) as bar:
+        for name, tensor in read_tensors(checkpoint_files(path)):
+            if name in open_places:
+                _copy(name, tensor, open_places.pop(name))
+                bar.update()
+            elif not is_ignored(name, config):
+                unexpected.append(name)
+    if unexpected:
+        raise ValueError(
+            f"{path} has tensors that the model of its config.json has no place for:"
+            f" {_listed(unexpected)}"
+        )
+    _refuse_missing(list(open_places), path)
+
+
+def places(model: nn.Module, config: ModelConfig) -> dict[str, Tensor]:
+    """Where each tensor of a checkpoint goes, by its name there: views of the parameters.
+
+    Names are the checkpoint's own, but for the products that the model does in one go, whose
+    rows lie one after the other. Example with 9 query and 3 key heads of 64:
+    "model.layers.3.self_attn.k_proj.weight" -> rows 576-767 of
+    "model.layers.3.self_attn.qkv_proj.weight".
+    """
+    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    merged = {
+        "qkv_proj": {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size},
+        "gate_up_proj": dict.fromkeys(("gate_proj", "up_proj"), config.intermediate_size),
+    }
+    found = {}
+    for name, parameter in model.named_parameters():
+        module, kind = name.split(".")[-2:]  # "qkv_proj", "weight"
+        parts = merged.get(module, {module: len(parameter)})
+        for part, rows in zip(parts, parameter.data.split(list(parts.values())), strict=True):
+            found[name.replace(f"{module}.{kind}", f"{part}.{kind}")] = rows
+    return found
+
+
+def is_ignored(name: str, config: ModelConfig) -> bool:
+    """Whether a checkpoint may hold the tensor `name` although the model has no use for it.
+
+    Old Llama checkpoints hold the RoPE frequencies, which the model computes; some hold
+    `lm_head.weight` although it is tied to the embedding.
+    """
+    tied_head = config.tie_word_embeddings and name == "lm_head.weight"
+    return tied_head or name.endswith("rotary_emb.inv_freq")
+
+
+def checkpoint_files(path: str | Path) -> list[Path]:
+    """The safetensors files of the checkpoint in the directory `path`: one, or all its shards.
+
+    Raises ValueError if there are none, or if one that the index lists is missing.
+    """
+    folder = Path(path)
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.exists():
+        return [single]
+    if not index.exists():
+        raise ValueError(
+            f"{folder} has no model.safetensors and no model.safetensors.index.json; other"
+            " formats are not read: save the model again with safe_serialization=True"
+        )
+    files = [folder / name for name in sorted(set(_read_json(index)["weight_map"].values()))]
+    missing = [file.name for file in files if not file.exists()]
+    if missing:
+        raise ValueError(f"{folder} lacks {_listed(missing)}, which {index.name} names")
+    return files
+
+
+def read_tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
+    """Name and value of every tensor in `files`, each read when its turn comes.
+
+    Raises ValueError for a file that is damaged or cut short.
+    """
+    for file in files:
+        with _open(file) as tensors:
+            for name in tensors.keys():  # noqa: SIM118 (a file handle, no dict)
+                yield name, tensors.get_tensor(name)
+
+
+def _open(file: Path) -> Any:
+    try:
+        return safe_open(file, framework="pt")
+    except SafetensorError as error:
+        raise ValueError(f"{file} is damaged ({error}); download it again") from error
+
+
+def _copy(name: str, tensor: Tensor, place: Tensor) -> None:
+    if tensor.shape != place.shape:
+        raise ValueError(
+            f"{name} has the shape {list(tensor.shape)}, but config.json asks for"
+            f" {list(place.shape)}: the two are not of the same model"
+        )
+    if not tensor.is_floating_point():
+        raise ValueError(f"{name} is {tensor.dtype}; only floating-point weights are supported")
+    place.copy_(tensor)  # converts the dtype and crosses to the device
+
+
+def _refuse_missing(names: list[str], path: str | Path) -> None:
+    if names == ["lm_head.weight"]:
+        raise ValueError(
+            f"{path} has no lm_head.weight, and tie_word_embeddings is false in its config.json;"
+            " if the embedding is the output layer too, set tie_word_embeddings to true there"
+        )
+    if names:
+        raise ValueError(f"{path} lacks tensors of its model: {_listed(names)}")
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.exists():
+        raise ValueError(f"{file.parent} has no {file.name}; is it a checkpoint directory?")
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+        raise ValueError(f"{file} is no valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} holds a {type(content).__name__}, not a JSON object")
+    return content
+
+
+def _listed(names: list[str], limit: int = 6) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more

@@ -1,0 +1,347 @@
+"""The decoder against transformers, on tiny random checkpoints of every supported kind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from minivllm import ops
+from minivllm.config import ModelConfig
+from minivllm.model import CausalLM
+from minivllm.weights import load_model, read_config
+
+transformers = pytest.importorskip("transformers", reason="the oracle of these tests")
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": False,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 5000.0, "factor": 3.0}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama, tied": ("Llama", {"tie_word_embeddings": True}),
+    "llama, attention and MLP biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama, as many key heads as query heads": ("Llama", {"num_key_value_heads": 6}),
+    "llama, one key head": ("Llama", {"num_key_value_heads": 1}),
+    "llama, head size from the config": ("Llama", {"head_dim": 20}),
+    "llama, odd vocabulary": ("Llama", {"vocab_size": 97}),
+    "llama, llama3 RoPE": ("Llama", {"rope_parameters": LLAMA3_ROPE}),
+    "llama, linear RoPE": ("Llama", {"rope_parameters": LINEAR_ROPE}),
+    "mistral": ("Mistral", {"sliding_window": None, "rms_norm_eps": 1e-2}),
+    "qwen2": ("Qwen2", {}),
+    "qwen2, tied": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen3": ("Qwen3", {}),
+    "qwen3, tied, biases, one key head": (
+        "Qwen3",
+        {"tie_word_embeddings": True, "attention_bias": True, "num_key_value_heads": 1},
+    ),
+}
+# Two requests, step by step: (request, number of new tokens). Blocks hold four tokens, so
+# lengths 3, 4, 5 and 8 occur, as ends of prompts, of chunks and in decodes.
+WHOLE_PROMPTS = [[(0, 19), (1, 16)]]
+CHUNKS_AND_DECODES = [
+    [(0, 4), (1, 3)],
+    [(0, 1), (1, 2)],
+    [(0, 1), (1, 3)],
+    [(1, 1), (0, 7)],
+    *[[(0, 1), (1, 1)]] * 6,
+]
+ONE_BY_ONE = [[(0, 1), (1, 1)]] * 10
+
+
+def make_oracle(family: str, changes: dict[str, Any]) -> Any:
+    """A random model of transformers whose logits differ clearly between positions."""
+    kind = transformers.AutoConfig.for_model(family.lower(), **(SIZES | changes))
+    torch.manual_seed(0)
+    oracle = getattr(transformers, f"{family}ForCausalLM")(kind).eval()
+    for name, parameter in oracle.named_parameters():
+        parameter.data.normal_(mean=1.0 if "norm" in name else 0.0, std=0.3)
+    return oracle
+
+
+def load(path: Path, dtype: torch.dtype = torch.float32) -> CausalLM:
+    """The checkpoint in `path` as our model, for 64 positions."""
+    config = read_config(path)
+    return load_model(path, config, dtype=dtype, device="cpu", max_len=64, progress=False)
+
+
+class Paged:
+    """The smallest runner: requests in scrambled blocks, `ops.attention` over a paged cache."""
+
+    def __init__(self, model: CausalLM, num_requests: int, num_blocks: int = 16) -> None:
+        self.model, self.block_size, config = model, 4, model.config
+        order = torch.randperm(
+            num_requests * num_blocks, generator=torch.Generator().manual_seed(3)
+        )
+        self.table = order.view(num_requests, num_blocks).int()
+        shape = (
+            config.num_layers,
+            len(order),
+            self.block_size,
+            config.num_kv_heads,
+            config.head_dim,
+        )
+        dtype = model.model.norm.weight.dtype
+        self.k_cache, self.v_cache = (
+            torch.zeros(shape, dtype=dtype),
+            torch.zeros(shape, dtype=dtype),
+        )
+        self.lens = [0] * num_requests
+
+    def step(self, chunks: list[tuple[int, list[int]]], num_decodes: int) -> Tensor:
+        """Run the new tokens of each (request, tokens); logits of all of them, flat."""
+        rows = [row for row, _ in chunks]
+        counts = torch.tensor([len(tokens) for _, tokens in chunks])
+        starts = torch.tensor([self.lens[row] for row in rows])
+        positions = torch.cat(
+            [torch.arange(s, s + c) for s, c in zip(starts.tolist(), counts.tolist(), strict=True)]
+        )
+        owners = torch.tensor(rows).repeat_interleave(counts)
+        slots = ops.slot_mapping(self.table, owners, positions, self.block_size)
+        query_starts = torch.cat([torch.zeros(1), counts.cumsum(0)]).int()
+        table, seq_lens = self.table[rows], (starts + counts).int()
+        scale = self.model.config.head_dim**-0.5
+
+        def attend(layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            cache = self.k_cache[layer_index], self.v_cache[layer_index]
+            ops.store_kv(k, v, *cache, slots)
+            return ops.attention(q, *cache, table, query_starts, seq_lens, num_decodes, scale)
+
+        for row, tokens in chunks:
+            self.lens[row] += len(tokens)
+        input_ids = torch.tensor([token for _, tokens in chunks for token in tokens])
+        with torch.inference_mode():
+            return self.model.logits(self.model(input_ids, positions, attend))
+
+
+def run_steps(
+    model: CausalLM, prompts: list[list[int]], steps: list[list[tuple[int, int]]]
+) -> list[Tensor]:
+    """Feed `prompts` in the portions of `steps`; logits of each prompt at each position."""
+    paged = Paged(model, len(prompts))
+    seen: list[list[Tensor]] = [[] for _ in prompts]
+    for step in steps:
+        chunks = [(row, prompts[row][paged.lens[row] :][:count]) for row, count in step]
+        # Decodes come first: one token each, after at least one other.
+        leading = [len(tokens) == 1 and paged.lens[row] > 0 for row, tokens in chunks] + [False]
+        num_decodes = leading.index(False)
+        logits = paged.step(chunks, num_decodes)
+        parts = logits.split([len(tokens) for _, tokens in chunks])
+        for (row, _), part in zip(chunks, parts, strict=True):
+            seen[row].append(part)
+    return [torch.cat(parts) for parts in seen]
+
+
+def random_prompts(vocab_size: int, lens: list[int]) -> list[list[int]]:
+    """The last id of the vocabulary is among them."""
+    pick = torch.Generator().manual_seed(5)
+    prompts = [torch.randint(vocab_size, (n,), generator=pick).tolist() for n in lens]
+    prompts[0][1] = vocab_size - 1
+    return prompts
+
+
+def oracle_logits(oracle: Any, prompts: list[list[int]]) -> list[Tensor]:
+    """What transformers says at every position, each prompt by itself."""
+    with torch.inference_mode():
+        return [oracle(torch.tensor([prompt])).logits[0] for prompt in prompts]
+
+
+# -- parity --
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_equal_transformers_however_the_tokens_are_fed(variant: str, tmp_path: Path) -> None:
+    """Whole prompts, chunks mixed with decodes, and token by token: the same logits."""
+    oracle = make_oracle(*VARIANTS[variant])
+    oracle.save_pretrained(tmp_path)
+    model = load(tmp_path)
+    prompts = random_prompts(oracle.config.vocab_size, [19, 16])
+    expected = oracle_logits(oracle, prompts)
+    assert min(x.std(0).mean() for x in expected) > 0.3, "logits hardly differ by position"
+    for steps in (WHOLE_PROMPTS, CHUNKS_AND_DECODES, ONE_BY_ONE):
+        for ours, theirs in zip(run_steps(model, prompts, steps), expected, strict=True):
+            assert ours.dtype == torch.float32
+            torch.testing.assert_close(ours, theirs[: len(ours)], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("rope", [LINEAR_ROPE, LLAMA3_ROPE], ids=lambda rope: rope["rope_type"])
+def test_rope_is_read_in_the_old_and_in_the_new_form(rope: dict[str, Any], tmp_path: Path) -> None:
+    """`rope_theta` and `rope_scaling` with "type", or the one dict that transformers 5 writes."""
+    make_oracle("Llama", {"rope_parameters": rope}).save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    raw = json.loads(file.read_text())
+    raw.pop("rope_parameters", None)
+    new = raw | {"rope_parameters": rope}
+    old_rope = {"type" if key == "rope_type" else key: value for key, value in rope.items()}
+    old = raw | {"rope_theta": old_rope.pop("rope_theta"), "rope_scaling": old_rope}
+    assert ModelConfig.from_dict(old).rope == ModelConfig.from_dict(new).rope
+    assert ModelConfig.from_dict(new).rope.kind == rope["rope_type"]
+    assert ModelConfig.from_dict(old).rope.theta == rope["rope_theta"]
+    assert ModelConfig.from_dict(old).rope.factor == rope["factor"]
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "yarn", "longrope", "su"])
+def test_unsupported_rope_scaling_is_refused_by_name(kind: str) -> None:
+    """In both forms; nothing is served with wrong angles."""
+    raw = SIZES | {"architectures": ["LlamaForCausalLM"]}
+    for form in ({"rope_scaling": {"type": kind}}, {"rope_parameters": {"rope_type": kind}}):
+        with pytest.raises(ValueError, match=f"RoPE scaling '{kind}' is not supported"):
+            ModelConfig.from_dict(raw | form)
+
+
+def test_rope_scaling_without_its_numbers_is_refused() -> None:
+    """A factor that is missing is no factor of 1."""
+    raw = SIZES | {"architectures": ["LlamaForCausalLM"], "rope_scaling": {"rope_type": "llama3"}}
+    with pytest.raises(ValueError, match="lacks factor, low_freq_factor, high_freq_factor"):
+        ModelConfig.from_dict(raw)
+
+
+def test_unsupported_architecture_is_refused_with_the_supported_ones() -> None:
+    """The message names what was found and what would work."""
+    with pytest.raises(ValueError, match="GPT2LMHeadModel is not supported.*Qwen3ForCausalLM"):
+        ModelConfig.from_dict(SIZES | {"architectures": ["GPT2LMHeadModel"]})
+
+
+def test_bfloat16_is_as_close_to_float32_as_transformers_is(tmp_path: Path) -> None:
+    """The error of rounding, root mean square over all logits: not above 1.3 times theirs."""
+    oracle = make_oracle("Llama", {})
+    oracle.save_pretrained(tmp_path)
+    prompts = random_prompts(96, [19, 16])
+    exact = torch.cat(oracle_logits(oracle, prompts))
+    theirs = torch.cat(oracle_logits(oracle.bfloat16(), prompts)).float() - exact
+    ours = torch.cat(run_steps(load(tmp_path, torch.bfloat16), prompts, WHOLE_PROMPTS)) - exact
+    assert 0 < ours.square().mean().sqrt() < 1.3 * theirs.square().mean().sqrt()
+
+
+# -- parts --
+
+TINY = ModelConfig.from_dict(SIZES | {"architectures": ["Qwen3ForCausalLM"]})
+
+
+def random_model(config: ModelConfig = TINY, dtype: torch.dtype = torch.float32) -> CausalLM:
+    """A model with random weights for 64 positions."""
+    torch.manual_seed(0)
+    model = CausalLM(config, max_len=64, dtype=dtype)
+    for parameter in model.parameters():
+        parameter.normal_(std=0.3)
+    return model
+
+
+def test_attend_is_called_once_per_layer_with_flat_heads() -> None:
+    """Layers 0 and 1 in order; q has 6 heads, k and v have 2; what it returns is used."""
+    calls = []
+
+    def attend(layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        calls.append((layer_index, q.shape, k.shape, v.shape))
+        return torch.zeros_like(q)
+
+    model = random_model()
+    hidden = model(torch.tensor([1, 2, 3]), torch.tensor([0, 1, 0]), attend)
+    assert hidden.shape == (3, 48)
+    shapes = ((3, 6, 8), (3, 2, 8), (3, 2, 8))
+    assert calls == [(0, *shapes), (1, *shapes)]
+    other = model(torch.tensor([1, 2, 3]), torch.tensor([0, 1, 0]), lambda _, q, k, v: q)
+    assert not torch.allclose(hidden, other)
+
+
+def test_values_do_not_turn_with_the_position() -> None:
+    """The same token at positions 0 and 7 has the same values, but not the same keys."""
+    seen = []
+
+    def attend(layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        seen.append((k, v))
+        return torch.zeros_like(q)
+
+    random_model()(torch.tensor([5, 5]), torch.tensor([0, 7]), attend)
+    keys, values = seen[0]
+    torch.testing.assert_close(values[0], values[1])
+    assert not torch.allclose(keys[0], keys[1])
+
+
+def test_requests_side_by_side_do_not_mix() -> None:
+    """A request's logits are the same alone and beside another."""
+    prompts = random_prompts(96, [19, 16])
+    together = run_steps(random_model(), prompts, WHOLE_PROMPTS)
+    alone = run_steps(random_model(), prompts[1:], [[(0, 16)]])
+    torch.testing.assert_close(together[1], alone[0], atol=1e-5, rtol=1e-5)
+
+
+def test_parameters_follow_the_checkpoint_and_ask_for_no_gradient() -> None:
+    """Checkpoint names but for the two merged products; a tied model has no head of its own."""
+    names = {name for name, _ in random_model().named_parameters()}
+    layer = "model.layers.1."
+    parts = ("self_attn.qkv_proj", "self_attn.q_norm", "self_attn.o_proj", "mlp.gate_up_proj")
+    assert {f"{layer}{part}.weight" for part in parts} | {"lm_head.weight"} <= names
+    assert len(names) == 1 + 2 * 8 + 1 + 1 and not any("bias" in name for name in names)
+    assert not any(p.requires_grad for p in random_model().parameters())
+    tied = ModelConfig.from_dict(
+        SIZES | {"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": True}
+    )
+    assert "lm_head.weight" not in dict(random_model(tied).named_parameters())
+
+
+def test_logits_of_a_bfloat16_model_are_float32() -> None:
+    """Ties and softmax are decided in float32; the RoPE table stays float32 as well."""
+    model = random_model(dtype=torch.bfloat16)
+    assert model.logits(torch.randn(3, 48).bfloat16()).dtype == torch.float32
+    assert model.cos.dtype == torch.float32 and model.cos.shape == (64, 4)
+
+
+class CountedOps:
+    """`minivllm.ops` with a count of the calls of each operation."""
+
+    def __init__(self) -> None:
+        self.calls: dict[str, int] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        self.calls[name] = self.calls.get(name, 0) + 1
+        return getattr(ops, name)
+
+
+def test_all_arithmetic_goes_through_the_ops_that_were_handed_in() -> None:
+    """Per layer: 4 products, 4 norms, 2 rotations, 1 gate; once: embedding, norm, head."""
+    counted = CountedOps()
+    model = CausalLM(TINY, max_len=8, ops=counted)
+    hidden = model(torch.tensor([1]), torch.tensor([0]), lambda _, q, k, v: q)
+    model.logits(hidden)
+    expected = {"embed": 1, "linear": 9, "rms_norm": 9, "apply_rope": 4, "silu_mul": 2}
+    assert counted.calls == expected | {"rope_table": 1}
+
+
+# -- the real model --
+
+
+@pytest.mark.model
+def test_smollm2_logits_equal_transformers() -> None:
+    """The built-in model in float32, in one prefill and in chunks with decodes."""
+    from minivllm.hub import resolve_model
+
+    path = resolve_model("smollm2-135m")
+    oracle = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    prompts = random_prompts(oracle.config.vocab_size, [19, 16])
+    expected = oracle_logits(oracle, prompts)
+    for steps in (WHOLE_PROMPTS, CHUNKS_AND_DECODES):
+        for ours, theirs in zip(run_steps(load(path), prompts, steps), expected, strict=True):
+            theirs = theirs[: len(ours)]
+            torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-4)
+            assert torch.equal(ours.argmax(-1), theirs.argmax(-1))

@@ -1,0 +1,298 @@
+"""Rules of the plain torch operations, each against a sum done by hand or in float64."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from minivllm import ops
+from minivllm.config import RopeConfig
+
+# -- layers --
+
+
+def test_rms_norm_has_root_mean_square_one_before_the_weight() -> None:
+    """[3, 4] has root mean square 3.5355; the weight scales what is left."""
+    x = torch.tensor([[3.0, 4.0], [-30.0, 40.0]])
+    out = ops.rms_norm(x, torch.tensor([1.0, 10.0]), eps=0.0)
+    torch.testing.assert_close(out, torch.tensor([[0.848528, 11.31371], [-0.848528, 11.31371]]))
+
+
+def test_rms_norm_adds_eps_to_the_mean_square() -> None:
+    """With eps 3 and a mean square of 1 the divisor is 2, and zeros stay zeros."""
+    x = torch.tensor([[1.0, -1.0], [0.0, 0.0]])
+    out = ops.rms_norm(x, torch.ones(2), eps=3.0)
+    assert out.tolist() == [[0.5, -0.5], [0.0, 0.0]]
+
+
+def test_rms_norm_computes_in_float32_and_keeps_the_dtype() -> None:
+    """300 squared overflows float16, but not float32; the result is float16 again."""
+    x = torch.tensor([[300.0, 400.0]], dtype=torch.float16)
+    out = ops.rms_norm(x, torch.ones(2, dtype=torch.float16), eps=0.0)
+    assert out.dtype == torch.float16
+    torch.testing.assert_close(out.float(), torch.tensor([[0.8485, 1.1313]]), atol=1e-3, rtol=0)
+
+
+def test_rms_norm_rounds_before_the_weight_as_llama_does() -> None:
+    """In bfloat16 the normalised vector is rounded first: 1.00390625 becomes 1.0, then * 3."""
+    x = torch.tensor([[1.0, 1.0078125]], dtype=torch.bfloat16)
+    weight = torch.tensor([1.0078125, 1.0078125], dtype=torch.bfloat16)
+    normalised = (x.float() / x.float().square().mean().sqrt()).bfloat16()
+    assert torch.equal(ops.rms_norm(x, weight, eps=0.0), weight * normalised)
+
+
+def test_rms_norm_works_on_each_head() -> None:
+    """The last axis alone is normalised: every head of every token by itself."""
+    x = torch.randn(3, 2, 4)
+    out = ops.rms_norm(x, torch.ones(4), eps=1e-6)
+    torch.testing.assert_close(out.square().mean(-1), torch.ones(3, 2))
+
+
+def test_linear_multiplies_by_the_transposed_weight_and_adds_the_bias() -> None:
+    """The weight's rows are outputs, as checkpoints store them."""
+    x, weight = torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+    assert ops.linear(x, weight).tolist() == [[1.0, 2.0, 3.0]]
+    assert ops.linear(x, weight, torch.tensor([10.0, 0.0, 0.0])).tolist() == [[11.0, 2.0, 3.0]]
+
+
+def test_silu_mul_gates_the_second_half_by_the_first() -> None:
+    """silu(2) * 3 = 2 / (1 + e^-2) * 3; a gate of 0 lets nothing through."""
+    out = ops.silu_mul(torch.tensor([[0.0, 2.0, 5.0, 3.0]]))
+    torch.testing.assert_close(out, torch.tensor([[0.0, 3 * 2 / (1 + math.exp(-2))]]))
+
+
+def test_embed_takes_one_row_per_id() -> None:
+    """Ids may repeat and come in any order."""
+    assert ops.embed(torch.tensor([2, 0, 2]), torch.tensor([[1.0], [2.0], [3.0]])).tolist() == [
+        [3.0],
+        [1.0],
+        [3.0],
+    ]
+
+
+# -- rotary position embedding --
+
+
+def test_rope_table_holds_position_times_frequency() -> None:
+    """Head size 4 and theta 10000: frequencies 1 and 0.01; position 0 does not turn."""
+    cos, sin = ops.rope_table(RopeConfig(theta=10000.0), head_dim=4, max_len=4)
+    assert cos.shape == sin.shape == (4, 2) and cos.dtype == torch.float32
+    assert cos[0].tolist() == [1.0, 1.0] and sin[0].tolist() == [0.0, 0.0]
+    torch.testing.assert_close(cos[3], torch.tensor([math.cos(3), math.cos(0.03)]))
+    torch.testing.assert_close(sin[3], torch.tensor([math.sin(3), math.sin(0.03)]))
+
+
+def test_linear_scaling_slows_every_pair() -> None:
+    """With factor 4, position 12 has the angles that position 3 has without."""
+    plain, _ = ops.rope_table(RopeConfig(), 8, 16)
+    slow, _ = ops.rope_table(RopeConfig(kind="linear", factor=4.0), 8, 16)
+    torch.testing.assert_close(slow[12], plain[3])
+
+
+def test_llama3_scaling_keeps_fast_pairs_and_slows_the_slow_ones() -> None:
+    """Pairs with 4 turns or more in the original context stay, with 1 or fewer are divided."""
+    rope = RopeConfig(
+        theta=10000.0, kind="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+        original_max_position=64,
+    )  # fmt: skip
+    plain, scaled = ops.rope_frequencies(RopeConfig(), 16), ops.rope_frequencies(rope, 16)
+    turns = 64 * plain / (2 * math.pi)  # 10.2, 3.22, 1.02, 0.32, ...
+    assert turns[0] >= 4 and 1 < turns[1] < 4 and 1 < turns[2] < 4 and turns[3] < 1
+    assert scaled[0] == plain[0]
+    torch.testing.assert_close(scaled[3:], plain[3:] / 8)
+    kept = (turns[1] - 1) / 3
+    torch.testing.assert_close(scaled[1], kept * plain[1] + (1 - kept) * plain[1] / 8)
+
+
+def test_unknown_rope_kind_is_refused_by_name() -> None:
+    """No scaling is guessed."""
+    with pytest.raises(ValueError, match="yarn"):
+        ops.rope_table(RopeConfig(kind="yarn"), 8, 4)
+
+
+def test_apply_rope_pairs_element_i_with_i_plus_half() -> None:
+    """A quarter turn of pair 0 alone moves element 0 to element 2 of a head of 4."""
+    cos, sin = torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0, 0.0]])
+    x = torch.tensor([[[1.0, 2.0, 3.0, 4.0]]])
+    assert ops.apply_rope(x, cos, sin).tolist() == [[[-3.0, 2.0, 1.0, 4.0]]]
+
+
+def test_apply_rope_turns_each_token_by_its_own_angle_and_all_heads_alike() -> None:
+    """Token 0 stays, both heads of token 1 turn by 90 degrees."""
+    cos, sin = torch.tensor([[1.0], [0.0]]), torch.tensor([[0.0], [1.0]])
+    x = torch.tensor([[[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 1.0]]])
+    expected = [[[1.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [-1.0, 0.0]]]
+    assert ops.apply_rope(x, cos, sin).tolist() == expected
+
+
+def test_rotated_dot_products_depend_on_the_distance_alone() -> None:
+    """Query at 9, key at 4 score as query at 5, key at 0."""
+    q, k = torch.randn(1, 1, 8), torch.randn(1, 1, 8)
+    cos, sin = ops.rope_table(RopeConfig(), 8, 16)
+
+    def score(at_q: int, at_k: int) -> Tensor:
+        turned_q = ops.apply_rope(q, cos[at_q : at_q + 1], sin[at_q : at_q + 1])
+        return (turned_q * ops.apply_rope(k, cos[at_k : at_k + 1], sin[at_k : at_k + 1])).sum()
+
+    torch.testing.assert_close(score(9, 4), score(5, 0))
+    assert not torch.allclose(score(9, 4), score(9, 3))
+
+
+def test_apply_rope_keeps_bfloat16_and_rounds_once() -> None:
+    """The products are float32; only the result is rounded."""
+    x = torch.randn(5, 2, 8).bfloat16()
+    cos, sin = ops.rope_table(RopeConfig(), 8, 5)
+    assert torch.equal(ops.apply_rope(x, cos, sin), ops.apply_rope(x.float(), cos, sin).bfloat16())
+
+
+# -- paged cache --
+
+
+def test_slot_is_block_id_times_block_size_plus_offset() -> None:
+    """Positions 15 and 16 lie in different blocks; each token looks in its owner's row."""
+    tables = torch.tensor([[7, 3], [2, 5]], dtype=torch.int32)
+    owners, positions = torch.tensor([0, 0, 0, 1]), torch.tensor([0, 15, 16, 17])
+    slots = ops.slot_mapping(tables, owners, positions, 16)
+    assert slots.tolist() == [112, 127, 48, 81] and slots.dtype == torch.int64
+
+
+def test_slots_past_two_to_the_31_are_right() -> None:
+    """Block ids are int32, but the slot is computed in 64 bits."""
+    tables = torch.tensor([[2**31 - 1]], dtype=torch.int32)
+    slots = ops.slot_mapping(tables, torch.tensor([0]), torch.tensor([15]), 16)
+    assert slots.item() == (2**31 - 1) * 16 + 15
+
+
+def test_store_kv_writes_its_slots_and_no_other() -> None:
+    """Two tokens into slots 5 and 0 of three blocks of two; keys and values are not mixed up."""
+    k_cache, v_cache = torch.zeros(3, 2, 1, 1), torch.zeros(3, 2, 1, 1)
+    k, v = torch.tensor([1.0, 2.0]).view(2, 1, 1), torch.tensor([3.0, 4.0]).view(2, 1, 1)
+    ops.store_kv(k, v, k_cache, v_cache, torch.tensor([5, 0]))
+    assert k_cache.flatten().tolist() == [2, 0, 0, 0, 0, 1]
+    assert v_cache.flatten().tolist() == [4, 0, 0, 0, 0, 3]
+
+
+def test_gather_blocks_returns_positions_in_the_order_of_the_table() -> None:
+    """Blocks 2 and 0 of size 2, three tokens: both slots of block 2, the first of block 0."""
+    cache = torch.arange(6.0).view(3, 2, 1, 1)
+    table = torch.tensor([[2, 0, 1], [1, 2, 0]], dtype=torch.int32)
+    assert ops.gather_blocks(cache, table, 3).flatten(1).tolist() == [[4, 5, 0], [2, 3, 4]]
+
+
+# -- attention --
+
+BLOCK = 4
+
+
+class Paged:
+    """Requests of given lengths with random keys and values in scrambled blocks."""
+
+    def __init__(self, lens: list[int], kv_heads: int, head_dim: int, seed: int = 0) -> None:
+        make = torch.Generator().manual_seed(seed)
+        self.lens, width = lens, max(lens) // BLOCK + 2
+        order = torch.randperm(len(lens) * width + 1, generator=make)
+        self.table = torch.zeros(len(lens), width, dtype=torch.int32)
+        # What was never written is large: whoever reads it is far off.
+        shape = (len(order), BLOCK, kv_heads, head_dim)
+        self.k_cache, self.v_cache = torch.full(shape, 50.0), torch.full(shape, 50.0)
+        self.k, self.v = [], []
+        for n, length in enumerate(lens):
+            num_blocks = -(-length // BLOCK)
+            self.table[n, :num_blocks] = order[n * width : n * width + num_blocks]
+            self.k.append(torch.randn(length, kv_heads, head_dim, generator=make))
+            self.v.append(torch.randn(length, kv_heads, head_dim, generator=make))
+            slots = ops.slot_mapping(
+                self.table, torch.full((length,), n), torch.arange(length), BLOCK
+            )
+            ops.store_kv(self.k[n], self.v[n], self.k_cache, self.v_cache, slots)
+
+    def run(self, q: Tensor, query_lens: list[int], num_decodes: int, scale: float) -> Tensor:
+        """`ops.attention` in the dtype of `q`."""
+        starts = torch.tensor([0, *query_lens]).cumsum(0).int()
+        k_cache, v_cache = self.k_cache.to(q.dtype), self.v_cache.to(q.dtype)
+        lens = torch.tensor(self.lens, dtype=torch.int32)
+        return ops.attention(q, k_cache, v_cache, self.table, starts, lens, num_decodes, scale)
+
+    def expected(self, q: Tensor, query_lens: list[int], scale: float) -> Tensor:
+        """One query and one head at a time, in float64."""
+        rows: list[Tensor] = []
+        for n, count in enumerate(query_lens):
+            group = q.shape[1] // self.k[n].shape[1]
+            for position in range(self.lens[n] - count, self.lens[n]):
+                heads = []
+                for h, query in enumerate(q[len(rows)].double()):
+                    keys = self.k[n][: position + 1, h // group].double()
+                    weights = torch.softmax(keys @ query * scale, dim=0)
+                    heads.append(weights @ self.v[n][: position + 1, h // group].double())
+                rows.append(torch.stack(heads))
+        return torch.stack(rows)
+
+
+MIXES = {  # key lengths, query lengths, number of decodes
+    "decodes around the block boundary": ([3, 4, 5, 8, 1], [1, 1, 1, 1, 1], 5),
+    "whole prompts around the block boundary": ([3, 4, 5, 8, 1], [3, 4, 5, 8, 1], 0),
+    "chunks that start in and at a block": ([9, 8, 7], [3, 4, 6], 0),
+    "decodes and prompts in one step": ([5, 13, 6, 9], [1, 1, 6, 2], 2),
+    "a chunk of one token is no decode": ([6, 7], [1, 1], 1),
+}
+
+
+@pytest.mark.parametrize("heads", [(2, 2), (3, 1), (6, 2), (8, 1)], ids=str)
+@pytest.mark.parametrize("mix", MIXES)
+def test_attention_equals_the_naive_loop(mix: str, heads: tuple[int, int]) -> None:
+    """Groups of 1, 3 and 8 query heads per key head, decodes and prompts, all block borders."""
+    lens, query_lens, num_decodes = MIXES[mix]
+    paged = Paged(lens, kv_heads=heads[1], head_dim=8)
+    q = torch.randn(sum(query_lens), heads[0], 8, generator=torch.Generator().manual_seed(1))
+    out = paged.run(q, query_lens, num_decodes, scale=0.5)
+    expected = paged.expected(q, query_lens, scale=0.5)
+    torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_attention_equals_the_naive_loop_on_random_batches(seed: int) -> None:
+    """Random lengths, chunks and group sizes; head sizes that are no power of two."""
+    pick = torch.Generator().manual_seed(seed)
+
+    def number(low: int, high: int) -> int:
+        return int(torch.randint(low, high + 1, (), generator=pick))
+
+    num_decodes, prompts = number(0, 4), number(1, 3)
+    lens = [number(1, 21) for _ in range(num_decodes + prompts)]
+    query_lens = [1] * num_decodes + [number(1, length) for length in lens[num_decodes:]]
+    kv_heads, head_dim = number(1, 3), (6, 8, 20)[number(0, 2)]
+    q = torch.randn(sum(query_lens), kv_heads * number(1, 4), head_dim, generator=pick)
+    paged = Paged(lens, kv_heads, head_dim, seed)
+    out = paged.run(q, query_lens, num_decodes, scale=0.3)
+    expected = paged.expected(q, query_lens, scale=0.3)
+    torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_attention_in_bfloat16_is_float32_up_to_rounding(mix: str) -> None:
+    """Unit-scale inputs: no element is off by more than a few of bfloat16's 2^-8 steps."""
+    lens, query_lens, num_decodes = MIXES[mix]
+    paged = Paged(lens, kv_heads=2, head_dim=8)
+    q = torch.randn(sum(query_lens), 6, 8, generator=torch.Generator().manual_seed(1))
+    out = paged.run(q.bfloat16(), query_lens, num_decodes, scale=0.5)
+    assert out.dtype == torch.bfloat16
+    expected = paged.expected(q, query_lens, scale=0.5)
+    torch.testing.assert_close(out.double(), expected, atol=0.03, rtol=0.02)
+
+
+def test_attention_never_reads_what_was_not_written() -> None:
+    """NaN in every slot past a request's length, and in foreign blocks, changes nothing... but
+    a batched gather may touch masked slots, so they hold finite garbage of any size."""
+    paged = Paged([5, 2], kv_heads=1, head_dim=4)
+    q = torch.randn(4, 2, 4)
+    before = paged.run(q, [3, 1], 0, 0.5)
+    untouched = paged.k_cache == 50.0
+    paged.k_cache[untouched], paged.v_cache[untouched] = -1e4, 1e4
+    assert torch.equal(paged.run(q, [3, 1], 0, 0.5), before)
+    decodes = torch.randn(2, 2, 4)
+    torch.testing.assert_close(
+        paged.run(decodes, [1, 1], 2, 0.5).double(), paged.expected(decodes, [1, 1], 0.5)
+    )

@@ -1,0 +1,164 @@
+"""Sampling settings are checked at the door; a request and its chunks know where they stand."""
+
+import dataclasses
+import math
+
+import pytest
+
+from minivllm.request import (
+    Chunk,
+    Request,
+    RequestMetrics,
+    SamplingParams,
+    SchedulerOutput,
+)
+
+
+def make_request(num_prompt_tokens=4, **fields):
+    return Request(
+        request_id="r",
+        token_ids=list(range(num_prompt_tokens)),
+        num_prompt_tokens=num_prompt_tokens,
+        sampling_params=SamplingParams(),
+        max_num_tokens=100,
+        **fields,
+    )
+
+
+# -- SamplingParams ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("temperature", "hot"),
+        ("top_k", -1),
+        ("top_k", 1.5),
+        ("top_p", 0),
+        ("top_p", 1.01),
+        ("top_p", math.nan),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("max_tokens", 0),
+        ("max_tokens", 2.0),
+        ("seed", -1),
+        ("seed", 2**63),
+        ("ignore_eos", "yes"),
+    ],
+)
+def test_impossible_value_is_refused_with_name_and_value(name, value):
+    """The message says which setting it was, and what was given."""
+    with pytest.raises(ValueError) as caught:
+        SamplingParams(**{name: value})
+    assert f"{name}={value!r}" in str(caught.value)
+
+
+@pytest.mark.parametrize("token_id", [-1, 1.5, "a", True])
+def test_stop_token_ids_are_token_ids(token_id):
+    """One bad id among good ones is named."""
+    with pytest.raises(ValueError, match=f"stop_token_ids={token_id!r}"):
+        SamplingParams(stop_token_ids=(0, token_id))
+
+
+def test_limits_themselves_are_allowed():
+    """Greedy, no filter, one token, the largest seed."""
+    params = SamplingParams(temperature=0, top_k=0, top_p=1, min_p=1, max_tokens=1, seed=2**63 - 1)
+    assert params.temperature == 0
+    assert SamplingParams(max_tokens=None, seed=None).max_tokens is None
+
+
+def test_unknown_setting_is_a_type_error():
+    """A misspelt setting is not dropped silently."""
+    with pytest.raises(TypeError, match="temprature"):
+        SamplingParams(temprature=0.5)
+
+
+def test_settings_are_frozen_and_keep_a_tuple():
+    """A list is welcome; changing it later changes nothing."""
+    ids = [1, 2]
+    params = SamplingParams(stop_token_ids=ids)
+    ids.append(3)
+    assert params.stop_token_ids == (1, 2)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        params.temperature = 0.5
+
+
+# -- Request -----------------------------------------------------------------------------------
+
+
+def test_tokens_in_flight_count():
+    """A token that was sampled and not read back yet is a token."""
+    request = make_request(4)
+    request.token_ids.append(9)
+    request.num_pending_tokens = 1
+    assert request.num_tokens == 6
+    assert request.output_token_ids == [9]
+
+
+def test_decoding_begins_when_the_prefill_is_scheduled():
+    """Before admission, with nothing to prefill yet, a request does not decode."""
+    request = make_request(4)
+    assert not request.is_decoding
+    request.num_prefill_tokens = 4
+    request.num_computed_tokens = 3
+    assert not request.is_decoding
+    request.num_computed_tokens = 4
+    assert request.is_decoding
+
+
+def test_request_is_finished_once_it_has_a_reason():
+    """The reason is the state: there is no second flag to forget."""
+    request = make_request()
+    assert not request.is_finished
+    request.finish_reason = "length"
+    assert request.is_finished
+
+
+def test_requests_share_no_state_and_are_compared_by_identity():
+    """Two requests with the same prompt are two requests."""
+    one, two = make_request(), make_request()
+    one.block_table.append(3)
+    one.metrics.token_times.append(1.0)
+    assert two.block_table == []
+    assert two.metrics.token_times == []
+    assert one != two
+    assert len({one, two}) == 2
+
+
+# -- a step ------------------------------------------------------------------------------------
+
+
+def test_chunk_ends_behind_its_last_token():
+    """Half-open: positions 16 to 19 are start 16, end 20."""
+    chunk = Chunk(make_request(), start=16, length=4, samples=False, is_decode=False)
+    assert chunk.end == 20
+
+
+def test_step_counts_its_tokens():
+    """A decode of 1 and a prompt's chunk of 7 are 8 tokens; an empty step has none."""
+    request = make_request()
+    chunks = [Chunk(request, 9, 1, True, True), Chunk(request, 0, 7, False, False)]
+    assert SchedulerOutput(chunks).num_tokens == 8
+    assert SchedulerOutput().num_tokens == 0
+
+
+# -- RequestMetrics ----------------------------------------------------------------------------
+
+
+def test_times_are_measured_from_arrival():
+    """Arrived at 10 s, scheduled at 11, tokens at 12, 12.5 and 14.5."""
+    metrics = RequestMetrics(10.0, 11.0, 14.5, [12.0, 12.5, 14.5])
+    assert metrics.queue_time == 1.0
+    assert metrics.time_to_first_token == 2.0
+    assert metrics.inter_token_latencies == [0.5, 2.0]
+
+
+def test_times_that_did_not_happen_are_none():
+    """A request that never ran has no first token, instead of one at 0 s."""
+    metrics = RequestMetrics(arrival_time=10.0)
+    assert metrics.queue_time is None
+    assert metrics.time_to_first_token is None
+    assert metrics.inter_token_latencies == []

@@ -1,0 +1,617 @@
+"""sampler: the right distribution, the same tokens for a seed, and every edge of a filter.
+
+Statistical tests use fixed seeds, so they answer the same on every run; their threshold is
+what a right sampler would exceed for one choice of seeds in a million.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from minivllm import sampler
+from minivllm.sampler import (
+    SamplingRows,
+    count_min_p,
+    count_top_k,
+    count_top_p,
+    draw,
+    filter_probs,
+    gumbel_noise,
+    gumbel_sample,
+    hash_counter,
+    keep_first,
+    mix_bits,
+    next_token_probs,
+    pick_greedy,
+    probs_at_temperature,
+    sample,
+    sort_candidates,
+    to_uniform,
+)
+
+INF = math.inf
+NAN = math.nan
+NUM_DRAWS = 20_000
+ALL_ONES = -1  # all 64 bits set
+
+
+def make_rows(
+    num: int,
+    *,
+    temperature: float | list[float] = 1.0,
+    top_k: int | list[int] = 0,
+    top_p: float | list[float] = 1.0,
+    min_p: float | list[float] = 0.0,
+    seed: int | list[int] | range = 0,
+) -> SamplingRows:
+    """Settings of `num` rows; a single number holds for all of them."""
+
+    def column(value: float | list[int] | list[float] | range, dtype: torch.dtype) -> Tensor:
+        values = [value] * num if isinstance(value, (int, float)) else list(value)
+        return torch.tensor(values, dtype=dtype)
+
+    settings = SamplingRows(
+        temperature=column(temperature, torch.float32),
+        top_k=column(top_k, torch.int64),
+        top_p=column(top_p, torch.float32),
+        min_p=column(min_p, torch.float32),
+        seed=column(seed, torch.int64),
+        any_random=False,
+        any_filter=False,
+    )
+    some_filter = (settings.top_k > 0) | (settings.top_p < 1) | (settings.min_p > 0)
+    return replace(
+        settings,
+        any_random=bool((settings.temperature > 0).any()),
+        any_filter=bool(some_filter.any()),
+    )
+
+
+def logits_of(*probs: float) -> Tensor:
+    """[1, V] logits of these probabilities."""
+    return torch.tensor([probs]).log()
+
+
+def kept_ids(logits: Tensor, settings: SamplingRows) -> list[list[int]]:
+    """The ids that each row may still draw."""
+    return [row.nonzero()[:, 0].tolist() for row in next_token_probs(logits, settings)]
+
+
+def draws(probs: list[float], num: int = NUM_DRAWS, **settings: float) -> Tensor:
+    """Counts [V] of `num` draws from one distribution, one seed, positions 0, 1, 2, ..."""
+    token_ids = sample(
+        logits_of(*probs).expand(num, -1),
+        make_rows(num, seed=1, **settings),  # type: ignore[arg-type]
+        torch.arange(num),
+    )
+    return token_ids.bincount(minlength=len(probs))
+
+
+def assert_fits(counts: Tensor, probs: list[float]) -> None:
+    """Pearson's chi-square of counts against probs, at a level of one in a million."""
+    expected = torch.tensor(probs, dtype=torch.float64) * counts.sum() / sum(probs)
+    possible = expected > 0
+    assert counts[~possible].sum() == 0, f"drawn though impossible: {counts.tolist()}"
+    statistic = ((counts - expected)[possible] ** 2 / expected[possible]).sum().item()
+    freedom = int(possible.sum()) - 1
+    # Wilson and Hilferty 1931: the cube root of chi-square / freedom is nearly normal.
+    spread = 2 / (9 * freedom)
+    limit = freedom * (1 - spread + 4.75 * math.sqrt(spread)) ** 3
+    assert statistic < limit, f"chi-square {statistic:.1f} > {limit:.1f}: {counts.tolist()}"
+
+
+# -- greedy ------------------------------------------------------------------------------
+
+
+def test_greedy_is_argmax() -> None:
+    """Whatever the size of the vocabulary, and with ties, as torch's own argmax."""
+    for vocab_size in (1, 5, 255, 256, 257, 1000):
+        logits = torch.randint(-9, 9, (7, vocab_size)).float()
+        assert torch.equal(pick_greedy(logits), logits.argmax(-1))
+
+
+def test_ties_give_the_lowest_id() -> None:
+    """Within a block of the search and across blocks."""
+    logits = torch.zeros(2, 600)
+    logits[0, [3, 4]] = 1.0
+    logits[1, [270, 590]] = 1.0
+    assert pick_greedy(logits).tolist() == [3, 270]
+
+
+def test_temperature_0_is_exact_argmax_beside_random_rows() -> None:
+    """Greedy rows are argmax, whatever their filters say, and random rows are random."""
+    logits = torch.randn(600, 50, generator=torch.Generator().manual_seed(0))
+    temperature = [0.0, 1.0, 0.0] * 200
+    settings = make_rows(600, temperature=temperature, top_k=3, top_p=0.8, seed=range(600))
+    token_ids = sample(logits, settings, torch.arange(600))
+    is_argmax = token_ids == logits.argmax(-1)
+    assert is_argmax[0::3].all() and is_argmax[2::3].all()
+    assert 40 < is_argmax[1::3].sum() < 160
+
+
+def test_logits_and_settings_are_not_changed() -> None:
+    """The caller may use its logits again."""
+    logits = torch.randn(4, 300)
+    before = logits.clone()
+    sample(logits, make_rows(4, temperature=0.5, top_k=3, top_p=0.9, min_p=0.1), torch.arange(4))
+    assert torch.equal(logits, before)
+
+
+def test_no_rows_give_no_tokens() -> None:
+    """A step in which nothing samples is no special case."""
+    for temperature in (0.0, 1.0):
+        settings = make_rows(0, temperature=temperature)
+        settings = replace(settings, any_random=True, any_filter=True)
+        assert sample(torch.empty(0, 300), settings, torch.arange(0)).tolist() == []
+
+
+# -- temperature -------------------------------------------------------------------------
+
+
+def test_temperature_divides_the_logits() -> None:
+    """.25 : .75 becomes .1 : .9 at 0.5, since odds are squared."""
+    probs = probs_at_temperature(logits_of(0.25, 0.75).expand(3, 2), torch.tensor([1.0, 0.5, 100]))
+    assert torch.allclose(probs[:2], torch.tensor([[0.25, 0.75], [0.1, 0.9]]))
+    assert 0.49 < probs[2, 0] < 0.5
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e-38, 1e-45, 100.0, 3e38])
+def test_extreme_temperatures_stay_finite(temperature: float) -> None:
+    """Tiny ones put all mass on the largest logit, huge ones spread it evenly."""
+    logits = torch.tensor([[-1e4, 1e4, 0.0, -INF]])
+    probs = probs_at_temperature(logits, torch.tensor([temperature]))
+    assert probs.isfinite().all() and probs[0, 3] == 0
+    if temperature < 1:
+        assert probs.tolist() == [[0, 1, 0, 0]]
+    if temperature > 1e9:
+        assert torch.allclose(probs[0, :3], torch.tensor(1 / 3))
+
+
+def test_logits_of_minus_inf_are_never_drawn() -> None:
+    """They have probability 0, in every combination of filters."""
+    logits = torch.tensor([[-INF, 1.0, -INF, 1.0, -INF]]).expand(200, 5)
+    for filters in ({}, {"top_k": 4}, {"top_p": 0.999}, {"min_p": 0.01}):
+        token_ids = sample(logits, make_rows(200, seed=range(200), **filters), torch.arange(200))
+        assert set(token_ids.tolist()) == {1, 3}
+
+
+def test_a_row_of_nan_breaks_no_other_row() -> None:
+    """Its own token is a valid id, the others get what they get without it."""
+    logits = torch.randn(3, 300, generator=torch.Generator().manual_seed(0))
+    for filters in ({}, {"top_k": 4}, {"top_p": 0.9}, {"min_p": 0.1}):
+        settings = make_rows(3, seed=[1, 2, 3], **filters)
+        expected = sample(logits, settings, torch.arange(3)).tolist()
+        broken = logits.clone()
+        broken[1] = NAN
+        token_ids = sample(broken, settings, torch.arange(3)).tolist()
+        assert token_ids[0] == expected[0] and token_ids[2] == expected[2]
+        assert 0 <= token_ids[1] < 300
+
+
+# -- the filters -------------------------------------------------------------------------
+
+
+def test_top_k_keeps_the_k_most_probable() -> None:
+    """In their places, with their probabilities, and nothing else."""
+    probs = next_token_probs(logits_of(0.1, 0.4, 0.2, 0.3), make_rows(1, top_k=2))
+    assert torch.allclose(probs, torch.tensor([[0, 0.4, 0, 0.3]]))
+
+
+def test_top_k_0_or_larger_than_the_vocabulary_is_off() -> None:
+    """Bit for bit the unfiltered distribution."""
+    logits = torch.randn(4, 300)
+    plain = next_token_probs(logits, make_rows(4))
+    settings = make_rows(4, top_k=[0, 300, 301, 2**40])
+    assert torch.equal(next_token_probs(logits, settings), plain)
+    assert count_top_k(torch.tensor([0, 2, 5, 9]), 5).tolist() == [5, 2, 5, 5]
+
+
+def test_top_k_1_equals_argmax() -> None:
+    """Also where a high temperature makes two logits equally probable."""
+    logits = torch.randn(64, 300, generator=torch.Generator().manual_seed(0))
+    logits[0, 7], logits[0, 9] = 8.0, math.nextafter(8.0, 9.0) + 1e-6
+    settings = make_rows(64, temperature=100.0, top_k=1, seed=range(64))
+    assert torch.equal(sample(logits, settings, torch.arange(64)), logits.argmax(-1))
+
+
+def test_the_token_that_crosses_top_p_is_kept() -> None:
+    """.5 + .3 is the first sum of at least 0.6; .5 reaches 0.5 by itself."""
+    logits = logits_of(0.2, 0.5, 0.3).expand(4, 3)
+    settings = make_rows(4, top_p=[0.4, 0.6, 0.79, 0.9])
+    assert kept_ids(logits, settings) == [[1], [1, 2], [1, 2], [0, 1, 2]]
+    assert kept_ids(torch.zeros(1, 2), make_rows(1, top_p=0.5)) == [[0]]
+
+
+def test_top_p_1_is_off() -> None:
+    """Even tokens far beyond the precision of the sum stay."""
+    logits = torch.tensor([[0.0, -80.0, -30.0, 0.0]])
+    settings = replace(make_rows(1, top_p=1.0), any_filter=True)
+    assert kept_ids(logits, settings) == [[0, 1, 2, 3]]
+    beside = make_rows(2, top_p=[1.0, 0.5])
+    assert kept_ids(logits.expand(2, 4), beside) == [[0, 1, 2, 3], [0]]
+    counts = count_top_p(torch.tensor([[0.9, 0.2]]), torch.tensor([2]), torch.tensor([1.0]))
+    assert counts.tolist() == [2]
+
+
+@pytest.mark.parametrize("top_p", [1e-30, 1e-9, 0.01])
+def test_tiny_top_p_keeps_exactly_the_most_probable(top_p: float) -> None:
+    """One token, never none; of equal ones the lowest id."""
+    assert kept_ids(logits_of(0.2, 0.3, 0.5), make_rows(1, top_p=top_p)) == [[2]]
+    assert kept_ids(torch.zeros(1, 5), make_rows(1, top_p=top_p)) == [[0]]
+
+
+def test_min_p_is_relative_to_the_most_probable() -> None:
+    """0.5 of .4 is .2: .25 stays, .15 goes; at 1 only the largest stay."""
+    logits = logits_of(0.15, 0.4, 0.2001, 0.25).expand(4, 4)
+    settings = make_rows(4, min_p=[0.5, 0.6, 1.0, 0.0])
+    assert kept_ids(logits, settings) == [[1, 2, 3], [1, 3], [1], [0, 1, 2, 3]]
+    sorted_probs = torch.tensor([[0.5, 0.25, 0.125], [0.5, 0.5, 0.0]])
+    assert count_min_p(sorted_probs, torch.tensor([0.5, 1.0])).tolist() == [2, 2]
+
+
+def test_ties_at_the_boundary_keep_the_lower_ids() -> None:
+    """For top-k and for top-p, beside a larger one and among equals only."""
+    logits = torch.tensor([[0.0, 0.0, 1.0, 0.0, 0.0]])
+    assert kept_ids(logits, make_rows(1, top_k=3)) == [[0, 1, 2]]
+    assert kept_ids(logits, make_rows(1, top_p=0.5)) == [[0, 2]]
+    assert kept_ids(torch.zeros(1, 2000), make_rows(1, top_k=300)) == [list(range(300))]
+    assert kept_ids(torch.zeros(1, 2000), make_rows(1, top_p=0.1)) == [list(range(200))]
+
+
+def test_all_mass_on_one_token() -> None:
+    """It is drawn under every filter, and nothing becomes NaN."""
+    logits = torch.full((100, 300), -200.0)
+    logits[:, 123] = 200.0
+    for filters in ({}, {"top_k": 5}, {"top_p": 0.99}, {"min_p": 0.5}, {"top_p": 1e-9}):
+        settings = make_rows(100, seed=range(100), **filters)
+        assert next_token_probs(logits, settings).isfinite().all()
+        assert set(sample(logits, settings, torch.arange(100)).tolist()) == {123}
+
+
+def test_filters_come_after_temperature() -> None:
+    """.5 : .3 : .2 at temperature 0.5 is .66 : .24 : .11, so 0.6 keeps one token, not two."""
+    logits = logits_of(0.5, 0.3, 0.2)
+    assert kept_ids(logits, make_rows(1, top_p=0.6)) == [[0, 1]]
+    assert kept_ids(logits, make_rows(1, temperature=0.5, top_p=0.6)) == [[0]]
+    assert kept_ids(logits, make_rows(1, min_p=0.5)) == [[0, 1]]
+    assert kept_ids(logits, make_rows(1, temperature=0.5, min_p=0.5)) == [[0]]
+
+
+def test_top_p_is_a_share_of_what_top_k_and_min_p_left() -> None:
+    """0.6 of .8 is .48, which .5 reaches alone; of 1 it would take two tokens."""
+    logits = logits_of(0.5, 0.3, 0.2)
+    assert kept_ids(logits, make_rows(1, top_p=0.6)) == [[0, 1]]
+    assert kept_ids(logits, make_rows(1, top_p=0.6, top_k=2)) == [[0]]
+    assert kept_ids(logits, make_rows(1, top_p=0.6, min_p=0.5)) == [[0]]
+
+
+def test_keep_first_keeps_places() -> None:
+    """The kept probabilities stay where they were in the vocabulary."""
+    probs, ids = torch.tensor([[0.2, 0.5, 0.3]]), torch.tensor([[1, 2, 0]])
+    assert torch.equal(keep_first(probs, ids, torch.tensor([2])), torch.tensor([[0, 0.5, 0.3]]))
+
+
+def test_candidates_are_the_beginning_of_the_sorted_row() -> None:
+    """Largest first, equal ones by ascending id."""
+    logits = torch.tensor([[1.0, 3.0, 2.0, 3.0, 3.0, 0.0]])
+    for size in (4, 6):
+        values, ids = sort_candidates(logits, size)
+        assert ids.tolist()[0][:4] == [1, 3, 4, 2]
+        assert torch.equal(values, logits.gather(1, ids))
+
+
+def slow_kept(
+    logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float
+) -> list[int]:
+    """The filters in plain Python: the ids that stay."""
+    weights = [math.exp((x - max(logits)) / temperature) for x in logits]
+    order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
+    order = [i for i in order if weights[i] >= min_p]
+    order = order[: top_k or None]
+    total, running, kept = sum(weights[i] for i in order), 0.0, []
+    for i in order:
+        kept.append(i)
+        running += weights[i] / total
+        if top_p < 1 and running >= top_p:
+            break
+    return sorted(kept)
+
+
+def random_cases(
+    seed: int, *, num: int = 60, vocab_size: int = 60, levels: int
+) -> tuple[Tensor, SamplingRows]:
+    """Rows with random filters over logits of `levels` different values: few give many ties."""
+    g = torch.Generator().manual_seed(seed)
+    table = 3 * torch.randn(levels, generator=g)
+    logits = table[torch.randint(levels, (num, vocab_size), generator=g)]
+
+    def pick(choices: list[float]) -> list[float]:
+        return [choices[i] for i in torch.randint(len(choices), (num,), generator=g).tolist()]
+
+    settings = make_rows(
+        num,
+        temperature=pick([0.0, 0.31, 1.0, 1.7]),
+        top_k=[int(k) for k in pick([0, 0, 1, 3, 4, 5, 16, 17, 59, 60, 99])],
+        top_p=pick([1.0, 1.0, 0.03, 0.51, 0.87, 0.983]),
+        min_p=pick([0.0, 0.0, 0.0017, 0.053, 0.71]),
+        seed=range(num),
+    )
+    return logits, settings
+
+
+@pytest.mark.parametrize("levels", [2, 5, 1000])
+def test_filters_equal_plain_python(levels: int) -> None:
+    """Random filters together, with and without ties, against a loop over sorted tokens."""
+    for seed in range(5):
+        logits, settings = random_cases(seed, levels=levels)
+        probs = next_token_probs(logits, settings)
+        for i, temperature in enumerate(settings.temperature.tolist()):
+            if temperature == 0:
+                continue
+            filters = [getattr(settings, name)[i].item() for name in ("top_k", "top_p", "min_p")]
+            expected = slow_kept(logits[i].tolist(), temperature, *filters)
+            assert probs[i].nonzero()[:, 0].tolist() == expected, (i, temperature, filters)
+
+
+@pytest.mark.parametrize("levels", [2, 5, 1000])
+@pytest.mark.parametrize("candidates", [(1,), (4,), (4, 16), (59,), (60,), (2, 99)])
+def test_few_candidates_give_the_bits_of_the_full_sort(
+    candidates: tuple[int, ...], levels: int
+) -> None:
+    """Looking at the most probable tokens first changes the time and nothing else."""
+    for seed in range(5):
+        logits, settings = random_cases(seed, levels=levels)
+        probs = probs_at_temperature(logits, settings.temperature)
+        full = filter_probs(logits, probs, settings, candidates=())
+        assert torch.equal(filter_probs(logits, probs, settings, candidates), full)
+
+
+def test_few_candidates_suffice_for_a_peaked_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A typical nucleus costs no sort of the vocabulary; a flat row is sorted alone."""
+    sizes = []
+
+    def spy(logits: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        sizes.append((len(logits), size))
+        return sort_candidates(logits, size)
+
+    monkeypatch.setattr(sampler, "sort_candidates", spy)
+    peaked = -2 * torch.arange(1.0, 6001).log()
+    logits = torch.stack([peaked, torch.zeros(6000), peaked, peaked])
+    settings = make_rows(4, top_p=[0.9, 0.9, 0.9, 1.0])
+    assert [len(ids) for ids in kept_ids(logits, settings)] == [6, 5400, 6, 6000]
+    assert sizes == [(3, 256), (1, 4096), (1, 6000)]
+
+
+# -- drawing -----------------------------------------------------------------------------
+
+
+def test_draw_inverts_the_cdf() -> None:
+    """The running sums .5, .5, 1 split [0, 1) at .5; tokens of mass 0 own nothing."""
+    probs = torch.tensor([0.0, 0.5, 0.0, 0.5, 0.0]).expand(4, 5)
+    uniforms = torch.tensor([0.0, 0.49, 0.5, 1 - 2**-53], dtype=torch.float64)
+    assert draw(probs, uniforms).tolist() == [1, 1, 3, 3]
+    assert draw(2 * probs, uniforms).tolist() == [1, 1, 3, 3]
+
+
+def test_the_largest_uniform_never_falls_off_the_end() -> None:
+    """Whatever the sum rounds to, the last token of positive mass is drawn."""
+    probs = torch.rand(500, 37, generator=torch.Generator().manual_seed(0))
+    probs[:, 30:] = 0
+    uniforms = torch.full((500,), 1 - 2**-53, dtype=torch.float64)
+    assert set(draw(probs, uniforms).tolist()) == {29}
+
+
+def test_small_probabilities_of_a_large_vocabulary_are_drawn() -> None:
+    """Half the mass in 40,000 tokens of 1e-5 behind one of .5: no sum may swallow them."""
+    probs = torch.full((1, 40_001), 0.5 / 40_000)
+    probs[0, 0] = 0.5
+    uniforms = torch.tensor([0.4999, 0.5001, 0.75, 0.9999], dtype=torch.float64)
+    token_ids = draw(probs.expand(4, -1), uniforms)
+    for token_id, expected in zip(token_ids.tolist(), [0, 8, 20_000, 39_992]):
+        assert abs(token_id - expected) <= 1
+
+
+PROBS = [0.05, 0.3, 0.1, 0.25, 0.2, 0.1]
+
+
+def test_distribution_of_plain_temperature() -> None:
+    """Odds are squared at temperature 0.5."""
+    assert_fits(draws(PROBS), PROBS)
+    assert_fits(draws(PROBS, temperature=0.5), [p * p for p in PROBS])
+    assert_fits(draws(PROBS, temperature=2.0), [math.sqrt(p) for p in PROBS])
+
+
+def test_distribution_of_top_k() -> None:
+    """The three most probable, renormalised."""
+    assert_fits(draws(PROBS, top_k=3), [0, 0.3, 0, 0.25, 0.2, 0])
+
+
+def test_distribution_of_top_p() -> None:
+    """.3 + .25 + .2 + .1 reaches 0.8; of the two tokens of .1 the lower id."""
+    assert_fits(draws(PROBS, top_p=0.8), [0, 0.3, 0.1, 0.25, 0.2, 0])
+
+
+def test_distribution_of_min_p() -> None:
+    """All of at least 0.3 * .3 = .09."""
+    assert_fits(draws(PROBS, min_p=0.3), [0, 0.3, 0.1, 0.25, 0.2, 0.1])
+
+
+def test_distribution_over_seeds_at_one_position() -> None:
+    """Requests with seeds 0, 1, 2, ... do not start alike."""
+    logits = logits_of(*PROBS).expand(NUM_DRAWS, -1)
+    settings = make_rows(NUM_DRAWS, seed=range(NUM_DRAWS))
+    token_ids = sample(logits, settings, torch.full((NUM_DRAWS,), 5))
+    assert_fits(token_ids.bincount(minlength=6), PROBS)
+
+
+# -- seeds -------------------------------------------------------------------------------
+
+
+def test_a_seed_gives_the_same_tokens_whatever_else_is_in_the_batch() -> None:
+    """Alone, in every place of a batch, beside greedy, plain and filtered rows."""
+    vocab_size = 50_001  # odd, so that no row starts where vector instructions would like
+    logits = torch.randn(9, vocab_size, generator=torch.Generator().manual_seed(0))
+    settings = make_rows(
+        9,
+        temperature=[1.0, 0.0, 0.7, 1.3, 1.0, 0.9, 1.0, 2.0, 1.0],
+        top_k=[0, 0, 40, 0, 0, 300, 0, 0, 1],
+        top_p=[1.0, 0.5, 1.0, 1.0, 0.9, 0.7, 1.0, 1.0, 1.0],
+        min_p=[0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.1, 0.0, 0.0],
+        seed=range(9),
+    )
+    positions = torch.arange(9)
+    together = sample(logits, settings, positions)
+    probs = next_token_probs(logits, settings)
+    for i in range(9):
+        alone = slice(i, i + 1)
+        own = make_rows(1, **{n: getattr(settings, n)[alone].tolist() for n in FIELDS})
+        assert sample(logits[alone], own, positions[alone]).item() == together[i]
+        assert torch.equal(next_token_probs(logits[alone], own), probs[alone])
+    order = torch.tensor([8, 3, 1, 4, 0, 7, 5, 2, 6])
+    assert torch.equal(sample(logits[order], settings[order], positions[order]), together[order])
+
+
+FIELDS = ("temperature", "top_k", "top_p", "min_p", "seed")
+
+
+def test_the_flags_change_no_token() -> None:
+    """Plain and greedy rows get the same bits on the paths that they do not need."""
+    logits = torch.randn(40, 3001, generator=torch.Generator().manual_seed(0))
+    plain = make_rows(40, seed=range(40))
+    filtering = replace(plain, any_filter=True)
+    assert torch.equal(next_token_probs(logits, filtering), next_token_probs(logits, plain))
+    positions = torch.arange(40)
+    assert torch.equal(sample(logits, filtering, positions), sample(logits, plain, positions))
+    greedy = replace(make_rows(40, temperature=0.0), any_random=True, any_filter=True)
+    assert torch.equal(sample(logits, greedy, positions), logits.argmax(-1))
+
+
+def test_a_step_in_slices_gives_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many rows fit the cache is nobody's business."""
+    logits = torch.randn(20, 1000, generator=torch.Generator().manual_seed(0))
+    settings = make_rows(20, top_p=0.9, seed=range(20))
+    whole = sample(logits, settings, torch.arange(20))
+    for limit in (1, 3000, 7000):
+        monkeypatch.setattr(sampler, "CPU_LOGITS", limit)
+        assert torch.equal(sample(logits, settings, torch.arange(20)), whole)
+
+
+def test_tokens_depend_on_seed_and_position() -> None:
+    """Another seed or another position is another draw; the same is the same."""
+    logits = torch.zeros(1, 10_000)
+
+    def token(seed: int, position: int) -> int:
+        return int(sample(logits, make_rows(1, seed=seed), torch.tensor([position])).item())
+
+    assert token(3, 4) == token(3, 4)
+    assert len({token(3, 4), token(4, 3), token(3, 5), token(4, 4)}) == 4
+    assert 0 <= token(2**63 - 1, 2**31) < 10_000
+
+
+# -- the hash ----------------------------------------------------------------------------
+
+
+def python_mix(x: int) -> int:
+    """The same in Python's integers, which have as many bits as they need."""
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB % 2**64
+    return x ^ (x >> 31)
+
+
+def test_mix_bits_is_splitmix64() -> None:
+    """The first numbers of the published generator from state 0, and Python's integers."""
+    states = torch.tensor([1, 2, 3]) * sampler.GOLDEN
+    published = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
+    assert [x % 2**64 for x in mix_bits(states).tolist()] == published
+    for x in (0, 1, 2**62 + 12345, 2**63 - 1, -1, -(2**63)):
+        assert mix_bits(torch.tensor(x)).item() % 2**64 == python_mix(x % 2**64)
+
+
+def test_one_input_bit_flips_half_the_output_bits() -> None:
+    """On average over inputs, for each of the 64 input bits."""
+    inputs = hash_counter(torch.tensor(1), torch.arange(500))
+    for bit in range(64):
+        flip = torch.tensor(2**bit if bit < 63 else -(2**63))
+        changed = mix_bits(inputs) ^ mix_bits(inputs ^ flip)
+        ones = sum((changed >> i & 1).sum().item() for i in range(64))
+        assert 0.48 < ones / (500 * 64) < 0.52, bit
+
+
+def test_seed_0_at_position_0_is_as_random_as_any() -> None:
+    """No fixed point of the hash: neither zero nor near the ends."""
+    bits = hash_counter(torch.tensor([0]), torch.tensor([0]))
+    assert bits.item() != 0
+    assert 0.01 < to_uniform(bits).item() < 0.99
+
+
+def test_uniforms_lie_in_0_to_1() -> None:
+    """0 can be, 1 cannot: not even for the largest of all bit patterns."""
+    bits = torch.tensor([0, 2**62, -(2**63), ALL_ONES])
+    assert to_uniform(bits).dtype == torch.float64
+    assert to_uniform(bits).tolist() == [0.0, 0.25, 0.5, 1 - 2**-53]
+
+
+@pytest.mark.parametrize("direction", ["seeds", "positions"])
+def test_hash_is_uniform_along(direction: str) -> None:
+    """50,000 neighbours fall evenly into 64 bins, by their upper and by their lower bits."""
+    line, fixed = torch.arange(50_000), torch.tensor(0)
+    bits = hash_counter(line, fixed) if direction == "seeds" else hash_counter(fixed, line)
+    upper = (to_uniform(bits) * 64).long()
+    assert_fits(upper.bincount(minlength=64), [1 / 64] * 64)
+    assert_fits((bits & 63).bincount(minlength=64), [1 / 64] * 64)
+
+
+@pytest.mark.parametrize("step", [(0, 1), (1, 0), (1, -1), (1, 1)])
+def test_neighbours_are_independent(step: tuple[int, int]) -> None:
+    """(seed, position) and its neighbour fill an 8 x 8 grid of pairs evenly."""
+    seeds, positions = torch.arange(200)[:, None], torch.arange(1, 201)[None, :]
+    here = (to_uniform(hash_counter(seeds, positions)) * 8).long()
+    there = (to_uniform(hash_counter(seeds + step[0], positions + step[1])) * 8).long()
+    pairs = (here * 8 + there).flatten()
+    assert_fits(pairs.bincount(minlength=64), [1 / 64] * 64)
+
+
+def test_no_two_of_many_counters_collide() -> None:
+    """500 seeds by 500 positions: as many different hashes."""
+    bits = hash_counter(torch.arange(500)[:, None], torch.arange(500)[None, :])
+    assert len(set(bits.flatten().tolist())) == 250_000
+
+
+# -- the Gumbel form ---------------------------------------------------------------------
+
+
+def test_gumbel_noise_is_finite_for_all_bits() -> None:
+    """A uniform of exactly 0 or 1 would be inf, and inf - inf NaN."""
+    noise = gumbel_noise(torch.tensor([0, 1, 2**62, -(2**63), ALL_ONES]))
+    assert noise.isfinite().all()
+    assert noise[2].item() == pytest.approx(-math.log(-math.log(0.25)))
+    assert noise.tolist()[0] == pytest.approx(-3.604, abs=1e-3)
+    assert noise.tolist()[-1] == pytest.approx(36.737, abs=1e-3)
+
+
+def test_distribution_of_the_gumbel_form() -> None:
+    """The same distribution as the inverse CDF, along positions and along seeds."""
+    logits, line = logits_of(*PROBS, 0.0).expand(NUM_DRAWS, -1), torch.arange(NUM_DRAWS)
+    fixed = torch.full((NUM_DRAWS,), 3)
+    for seeds, positions in ((fixed, line), (line, fixed)):
+        token_ids = gumbel_sample(logits, seeds, positions)
+        assert_fits(token_ids.bincount(minlength=7), [*PROBS, 0.0])
+
+
+def test_gumbel_form_of_one_row_is_its_own_business() -> None:
+    """The same token alone and in a batch; all mass on one token gives that token."""
+    logits = torch.randn(8, 1001, generator=torch.Generator().manual_seed(0))
+    seeds, positions = torch.arange(8), torch.arange(8) + 5
+    together = gumbel_sample(logits, seeds, positions)
+    for i in range(8):
+        row = slice(i, i + 1)
+        assert gumbel_sample(logits[row], seeds[row], positions[row]).item() == together[i]
+    assert len(set(together.tolist())) > 4
+    one = torch.full((8, 50), -INF)
+    one[:, 33] = -1000.0
+    assert gumbel_sample(one, seeds, positions).tolist() == [33] * 8

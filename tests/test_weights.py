@@ -1,0 +1,253 @@
+"""Rules of loading: every tensor finds its place, and what does not fit is named."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from minivllm.weights import load_model, read_config
+
+# 2 query heads and 1 key head of size 2, MLP 3, one layer, 5 tokens: every size differs.
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 5,
+    "hidden_size": 4,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "intermediate_size": 3,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+    "eos_token_id": 2,
+}
+LAYER = "model.layers.0."
+
+
+def tensors() -> dict[str, Tensor]:
+    """A whole checkpoint for CONFIG, every element different."""
+    shapes = {
+        "model.embed_tokens.weight": (5, 4),
+        LAYER + "input_layernorm.weight": (4,),
+        LAYER + "self_attn.q_proj.weight": (4, 4),
+        LAYER + "self_attn.k_proj.weight": (2, 4),
+        LAYER + "self_attn.v_proj.weight": (2, 4),
+        LAYER + "self_attn.o_proj.weight": (4, 4),
+        LAYER + "post_attention_layernorm.weight": (4,),
+        LAYER + "mlp.gate_proj.weight": (3, 4),
+        LAYER + "mlp.up_proj.weight": (3, 4),
+        LAYER + "mlp.down_proj.weight": (4, 3),
+        "model.norm.weight": (4,),
+        "lm_head.weight": (5, 4),
+    }
+    return {name: torch.randn(shape) for name, shape in shapes.items()}
+
+
+def save(path: Path, state: dict[str, Tensor], **changes: Any) -> Path:
+    """Write `state` and CONFIG with `changes` as a checkpoint directory."""
+    save_file(state, path / "model.safetensors")
+    (path / "config.json").write_text(json.dumps(CONFIG | changes))
+    return path
+
+
+def load(path: Path, dtype: torch.dtype = torch.float32, progress: bool = False) -> Any:
+    """Load the checkpoint in `path` on the CPU."""
+    config = read_config(path)
+    return load_model(path, config, dtype=dtype, device="cpu", max_len=8, progress=progress)
+
+
+def test_every_tensor_is_copied_to_its_place(tmp_path: Path) -> None:
+    """Query, key, value rows follow one another in the merged weight, and gate and up."""
+    state = tensors()
+    loaded = dict(load(save(tmp_path, state)).named_parameters())
+    merged = {
+        LAYER + "self_attn.qkv_proj.weight": [
+            LAYER + f"self_attn.{part}_proj.weight" for part in ("q", "k", "v")
+        ],
+        LAYER + "mlp.gate_up_proj.weight": [
+            LAYER + f"mlp.{part}_proj.weight" for part in ("gate", "up")
+        ],
+    }
+    for name, parts in merged.items():
+        assert torch.equal(loaded.pop(name), torch.cat([state.pop(part) for part in parts])), name
+    assert loaded.keys() == state.keys()
+    for name, parameter in loaded.items():
+        assert torch.equal(parameter, state[name]), name
+
+
+def test_biases_are_merged_like_their_weights(tmp_path: Path) -> None:
+    """Qwen2 has biases on query, key and value alone."""
+    state = tensors()
+    for part, size in (("q", 4), ("k", 2), ("v", 2)):
+        state[LAYER + f"self_attn.{part}_proj.bias"] = torch.randn(size)
+    loaded = load(save(tmp_path, state, architectures=["Qwen2ForCausalLM"]))
+    expected = torch.cat([state[LAYER + f"self_attn.{part}_proj.bias"] for part in "qkv"])
+    assert torch.equal(loaded.model.layers[0].self_attn.qkv_proj.bias, expected)
+
+
+def test_values_are_converted_to_the_asked_dtype(tmp_path: Path) -> None:
+    """A float32 checkpoint loaded as bfloat16 is rounded; the RoPE table stays float32."""
+    state = tensors()
+    model = load(save(tmp_path, state), torch.bfloat16)
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert torch.equal(model.lm_head.weight, state["lm_head.weight"].bfloat16())
+    assert model.cos.dtype == model.sin.dtype == torch.float32
+
+
+def test_shards_are_read_through_their_index(tmp_path: Path) -> None:
+    """Two shards hold what one file holds; a file the index does not name is not read."""
+    state = tensors()
+    save(tmp_path, state).joinpath("model.safetensors").unlink()
+    names = sorted(state)
+    weight_map = {name: f"model-{i % 2}.safetensors" for i, name in enumerate(names)}
+    for shard in ("model-0.safetensors", "model-1.safetensors"):
+        save_file({n: state[n] for n in names if weight_map[n] == shard}, tmp_path / shard)
+    save_file({"stray": torch.zeros(1)}, tmp_path / "stray.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    model = load(tmp_path)
+    assert torch.equal(model.lm_head.weight, state["lm_head.weight"])
+    assert torch.equal(model.model.norm.weight, state["model.norm.weight"])
+    (tmp_path / "model-1.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"lacks model-1\.safetensors"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("name", sorted(tensors().keys() - {"lm_head.weight"}))
+def test_a_missing_tensor_is_named(tmp_path: Path, name: str) -> None:
+    """Each in turn, the parts of merged weights included."""
+    state = tensors()
+    del state[name]
+    with pytest.raises(ValueError, match=f"lacks tensors of its model: {name}$"):
+        load(save(tmp_path, state))
+
+
+def test_many_missing_tensors_are_named_up_to_a_limit(tmp_path: Path) -> None:
+    """Eleven of twelve are missing: six names and the count of the others."""
+    with pytest.raises(ValueError, match=r"model\.embed_tokens\.weight, .* and 5 more$"):
+        load(save(tmp_path, {"lm_head.weight": torch.zeros(5, 4)}))
+
+
+def test_an_unexpected_tensor_is_named(tmp_path: Path) -> None:
+    """A bias that the config does not ask for would be lost in silence."""
+    state = tensors() | {LAYER + "self_attn.q_proj.bias": torch.zeros(4)}
+    with pytest.raises(ValueError, match=r"no place for: model\.layers\.0\.self_attn\.q_proj\.bi"):
+        load(save(tmp_path, state))
+
+
+def test_a_layer_too_many_is_named(tmp_path: Path) -> None:
+    """Layer 1 of a model whose config says one layer."""
+    state = tensors() | {"model.layers.1.input_layernorm.weight": torch.zeros(4)}
+    with pytest.raises(ValueError, match=r"model\.layers\.1\.input_layernorm\.weight"):
+        load(save(tmp_path, state))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "expected"),
+    [
+        ("model.norm.weight", (3,), (4,)),
+        (LAYER + "self_attn.k_proj.weight", (4, 4), (2, 4)),
+        (LAYER + "self_attn.k_proj.weight", (1, 4), (2, 4)),
+        (LAYER + "mlp.up_proj.weight", (3, 1), (3, 4)),
+    ],
+)
+def test_a_wrong_shape_is_named_with_both_shapes(
+    tmp_path: Path, name: str, shape: tuple[int, ...], expected: tuple[int, ...]
+) -> None:
+    """Shapes that would broadcast, or spill into the neighbour's rows, are refused too."""
+    with pytest.raises(ValueError) as error:
+        load(save(tmp_path, tensors() | {name: torch.zeros(shape)}))
+    message = str(error.value)
+    assert name in message and str(list(shape)) in message and str(list(expected)) in message
+
+
+def test_integer_weights_are_refused(tmp_path: Path) -> None:
+    """Quantized values without their scales are no weights."""
+    state = tensors() | {"model.norm.weight": torch.ones(4, dtype=torch.int8)}
+    with pytest.raises(ValueError, match=r"model\.norm\.weight is torch\.int8"):
+        load(save(tmp_path, state))
+
+
+def test_tied_model_has_no_head_and_ignores_one_in_the_checkpoint(tmp_path: Path) -> None:
+    """`lm_head.weight` present although tied: the embedding serves."""
+    state = tensors()
+    model = load(save(tmp_path, state, tie_word_embeddings=True))
+    assert "lm_head.weight" not in dict(model.named_parameters())
+    hidden = torch.randn(2, 4)
+    torch.testing.assert_close(model.logits(hidden), hidden @ state["model.embed_tokens.weight"].T)
+
+
+def test_absent_head_of_an_untied_model_is_an_error_with_the_remedy(tmp_path: Path) -> None:
+    """Never a head of uninitialised memory."""
+    state = tensors()
+    del state["lm_head.weight"]
+    with pytest.raises(ValueError, match=r"no lm_head\.weight.*set tie_word_embeddings to true"):
+        load(save(tmp_path, state))
+
+
+def test_stored_rope_frequencies_are_ignored(tmp_path: Path) -> None:
+    """Old Llama checkpoints carry them; the model computes its own."""
+    state = tensors() | {LAYER + "self_attn.rotary_emb.inv_freq": torch.zeros(1)}
+    load(save(tmp_path, state))
+
+
+def test_a_cut_file_is_refused_by_name(tmp_path: Path) -> None:
+    """Half a download is no checkpoint."""
+    file = save(tmp_path, tensors()) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-8])
+    with pytest.raises(ValueError, match=r"model\.safetensors is damaged"):
+        load(tmp_path)
+
+
+def test_a_pickle_is_never_opened(tmp_path: Path) -> None:
+    """A directory with only `pytorch_model.bin` is refused, with the remedy."""
+    save(tmp_path, tensors()).joinpath("model.safetensors").unlink()
+    (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'exit 1'\ntR.")
+    with pytest.raises(ValueError, match=r"no model\.safetensors.*safe_serialization=True"):
+        load(tmp_path)
+
+
+def test_missing_and_invalid_config_json_are_errors(tmp_path: Path) -> None:
+    """The message names the file, and the position where JSON breaks."""
+    with pytest.raises(ValueError, match=r"no config\.json; is it a checkpoint"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text('{"vocab_size": 5,')
+    with pytest.raises(ValueError, match=r"config\.json is no valid JSON: .*column"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text("[1, 2]")
+    with pytest.raises(ValueError, match="holds a list, not a JSON object"):
+        read_config(tmp_path)
+
+
+def test_end_tokens_of_generation_config_are_added(tmp_path: Path) -> None:
+    """`eos_token_id` there may be one id or several; none is lost, none is doubled."""
+    save(tmp_path, tensors())
+    assert read_config(tmp_path).eos_token_ids == (2,)
+    for there, expected in ((4, (2, 4)), ([3, 2], (2, 3)), (None, (2,))):
+        (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": there}))
+        assert read_config(tmp_path).eos_token_ids == expected
+
+
+def test_progress_is_drawn_on_stderr_only_where_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The bar ends at the number of tensors."""
+    save(tmp_path, tensors())
+    load(tmp_path, progress=False)
+    assert capsys.readouterr().err == ""
+    load(tmp_path, progress=True)
+    seen = capsys.readouterr()
+    assert "12/12" in seen.err and seen.out == ""
+
+
+def test_loading_does_not_import_transformers(tmp_path: Path) -> None:
+    """Importing it takes seconds and is not needed."""
+    before = "transformers" in sys.modules
+    load(save(tmp_path, tensors()))
+    assert ("transformers" in sys.modules) == before
