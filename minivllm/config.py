@@ -289,3 +289,9 @@ def require_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
 def replace(config: EngineConfig, **changes: Any) -> EngineConfig:
     """A copy of `config` with some fields changed and everything checked again."""
     return dataclasses.replace(config, **changes)
+
+
+def set_value(value: int | None) -> int:
+    """A setting that may be None until the engine is built, where it must be set by now."""
+    assert value is not None, "this setting is filled in by engine.fill_in"
+    return value

@@ -19,7 +19,7 @@ import torch
 
 from minivllm import ops, sampler
 from minivllm.block_manager import BlockManager, NoPrefixes, Prefixes
-from minivllm.config import EngineConfig, ModelConfig, replace
+from minivllm.config import EngineConfig, ModelConfig, replace, set_value
 from minivllm.hub import resolve_model
 from minivllm.model_runner import (
     CPU_MEMORY_CAP,
@@ -159,32 +159,27 @@ def build_engine(config: EngineConfig, *, trace: bool = False, progress: bool = 
     max_len = config.max_model_len or model_config.max_position
     model = load_model(path, model_config, dtype, device, max_len, progress=progress)
     config = fill_in(config, path, model_config, device, dtype)
-    num_blocks, block_size = config.num_kv_blocks or 0, config.block_size
 
-    prefixes: Prefixes = PrefixCache(block_size) if config.enable_prefix_caching else NoPrefixes()
-    memory = BlockManager(num_blocks, block_size, config.watermark, prefixes)
-    scheduler = Scheduler(memory, config.max_num_seqs or 0, config.max_num_batched_tokens or 0)
-    runner = ModelRunner(
-        model,
-        ops,
-        sampler.sample,
-        model_config=model_config,
-        num_kv_blocks=num_blocks,
-        block_size=block_size,
-        max_num_seqs=config.max_num_seqs or 0,
-        max_model_len=config.max_model_len or 0,
-        dtype=dtype,
-        device=device,
-    )
+    memory = build_memory(config)
     return Engine(
         config=config,
         tokenizer=load_tokenizer(path),
         eos_token_ids=read_eos_token_ids(path),
         memory=memory,
-        scheduler=scheduler,
-        runner=runner,
-        trace=Trace(num_blocks, block_size) if trace else None,
+        scheduler=Scheduler(
+            memory, set_value(config.max_num_seqs), set_value(config.max_num_batched_tokens)
+        ),
+        runner=ModelRunner(model, ops, sampler.sample, model_config, config),
+        trace=Trace(memory.pool.num_blocks, memory.block_size) if trace else None,
     )
+
+
+def build_memory(config: EngineConfig) -> BlockManager:
+    """The block manager, with a prefix cache if the settings ask for one."""
+    cache: Prefixes = NoPrefixes()
+    if config.enable_prefix_caching:
+        cache = PrefixCache(config.block_size)
+    return BlockManager(set_value(config.num_kv_blocks), config.block_size, config.watermark, cache)
 
 
 def choose_device(name: str) -> torch.device:
@@ -254,6 +249,8 @@ def fill_in(
         max_num_batched_tokens=num_tokens,
         num_kv_blocks=num_blocks,
         max_model_len=max_len,
+        memory_utilization=config.memory_utilization
+        or (CPU_MEMORY_SHARE if is_cpu else GPU_MEMORY_SHARE),
     )
 
 

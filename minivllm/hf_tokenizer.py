@@ -146,18 +146,20 @@ class HFDetokenizer:
     def push(self, token_id: int) -> str:
         """The text that is certain by now, which may be none."""
         tokenizer = self._tokenizer
-        if token_id in tokenizer.special_ids:
+        # Special tokens and ids without a token have no text, and part no neighbours.
+        if token_id in tokenizer.special_ids or not tokenizer.token_bytes(token_id):
             return ""
         self._held.append(token_id)
         # A run of bytes is decoded as a whole, and one wrong byte at its end spoils all of it.
         return "" if tokenizer.is_byte(token_id) else self._flush()
 
     def _flush(self) -> str:
+        window = self._shown + self._held
         before = self._tokenizer.decode(self._shown)
-        text = self._tokenizer.decode(self._shown + self._held)
+        new = self._tokenizer.decode(window)[len(before) :]
         # A window without text would let the next word stand at the beginning of a text.
-        self._shown, self._held = self._held if text else self._shown + self._held, []
-        return text[len(before) :]
+        self._shown, self._held = self._held if new else window, []
+        return new
 
     def finish(self) -> str:
         """The rest of the text."""

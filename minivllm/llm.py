@@ -122,10 +122,14 @@ class LLM:
         answers |= refused
         return [answers[request_id] for request_id in ids]
 
-    def _run_until_done(self, ids: set[str], total: int, use_tqdm: bool) -> dict[str, RequestOutput]:
+    def _run_until_done(
+        self, ids: set[str], total: int, use_tqdm: bool
+    ) -> dict[str, RequestOutput]:
         answers: dict[str, RequestOutput] = {}
         num_tokens, started = 0, time.perf_counter()
-        with tqdm(total=total, desc="answers", disable=not use_tqdm, initial=total - len(ids)) as bar:
+        with tqdm(
+            total=total, desc="answers", disable=not use_tqdm, initial=total - len(ids)
+        ) as bar:
             while len(answers) < len(ids):
                 for output in self._step():
                     if output.request_id not in ids:
@@ -237,7 +241,7 @@ class LLM:
             if not prompt:
                 raise ValueError("the prompt is empty; give it at least one token")
             return prompt, self.tokenizer.encode(prompt, parse_special=True)
-        token_ids = list(prompt)
+        token_ids: list[Any] = list(prompt)
         if not token_ids:
             raise ValueError("the prompt is empty; give it at least one token")
         vocab_size = self.engine.runner.model.config.vocab_size

@@ -12,7 +12,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 import zipfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -131,7 +130,8 @@ def _show_growth(process: subprocess.Popen[bytes], work: Path, size: int) -> Non
             # The largest file, not the sum: pip may write a second copy for its own cache.
             bar.update(max(0, min(_largest_file(work), size) - bar.n))
             bar.refresh()
-            time.sleep(0.5)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=0.5)
         bar.update(size - bar.n if process.returncode == 0 else 0)
 
 

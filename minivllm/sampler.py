@@ -14,44 +14,17 @@ give different tokens, of the same distribution.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minivllm.rows import SamplingRows
+
 # Candidates a filter looks at, first and second; a row they do not settle sorts all of V.
 CANDIDATES = (256, 4096)
 # Logits a CPU works on at once, so that each pass finds them in the cache: 1 MiB of float32.
 CPU_LOGITS = 2**18
-
-
-@dataclass(frozen=True)
-class SamplingRows:
-    """The settings of the rows that sample in one step; the runner fills it from its rows.
-
-    The two flags are known on the host and only save work: a flag that is True without need
-    changes no token. `settings[rows]` takes a slice or row numbers [M] int64.
-    """
-
-    temperature: Tensor  # [N] float32; 0: greedy, the rest of the row is then ignored
-    top_k: Tensor  # [N] int64, tokens; 0: off
-    top_p: Tensor  # [N] float32, in (0, 1]; 1: off
-    min_p: Tensor  # [N] float32, in [0, 1]; 0: off
-    seed: Tensor  # [N] int64
-    any_random: bool  # some temperature is above 0
-    any_filter: bool  # some row has top_k, top_p or min_p on
-
-    def __getitem__(self, rows: slice | Tensor) -> SamplingRows:
-        """The settings of some rows."""
-        return replace(
-            self,
-            temperature=self.temperature[rows],
-            top_k=self.top_k[rows],
-            top_p=self.top_p[rows],
-            min_p=self.min_p[rows],
-            seed=self.seed[rows],
-        )
 
 
 def sample(logits: Tensor, settings: SamplingRows, positions: Tensor) -> Tensor:

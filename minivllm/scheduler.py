@@ -116,6 +116,8 @@ class Scheduler:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
+        # Steps scheduled and not read yet: while there are any, more memory may come free.
+        self.num_unread_steps = 0
 
     def __repr__(self) -> str:
         return f"Scheduler({len(self.waiting)} waiting, {len(self.running)} running)"
@@ -140,6 +142,7 @@ class Scheduler:
         self._schedule_decodes(output)
         self._schedule_prefills(output)
         self._schedule_waiting(output)
+        self.num_unread_steps += bool(output.chunks)
         return output
 
     def _schedule_decodes(self, output: SchedulerOutput) -> None:
@@ -164,16 +167,19 @@ class Scheduler:
         budget = self.max_num_batched_tokens - output.num_tokens
         while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
             request = self.waiting[0]
-            if request.num_in_flight or not self._admit(request):
+            if request.num_in_flight:
                 break
-            self.waiting.popleft()
-            self.running.append(request)
-            chunk = next_chunk(request, budget)
-            self._take(chunk, output)
-            budget -= chunk.length
-        if not self.running and self.waiting and not self.waiting[0].num_in_flight:
-            # The whole memory is free, and still it does not fit.
-            self._fail(self.waiting.popleft(), output)
+            if self._admit(request):
+                self.waiting.popleft()
+                self.running.append(request)
+                chunk = next_chunk(request, budget)
+                self._take(chunk, output)
+                budget -= chunk.length
+            elif self.running or self.num_unread_steps:
+                break
+            else:
+                # Nobody holds any memory, and still it does not fit.
+                self._fail(self.waiting.popleft(), output)
 
     def _admit(self, request: Request) -> bool:
         """Get memory for all tokens of a waiting request; False, and no change, if there is
@@ -191,14 +197,14 @@ class Scheduler:
 
     def _make_room(self, request: Request, output: SchedulerOutput) -> bool:
         """Get memory for the next token of a decoding request, from the newest ones if it
-        must be; False if `request` itself had to go."""
+        must be; False if `request` itself had to go, or has to wait for a step in flight."""
         while not self.memory.allocate(request, request.num_computed_tokens + 1):
             victim = self.running[-1]
-            if len(self.running) == 1:
+            if len(self.running) > 1:
+                self._preempt(victim, output)
+            elif not self.num_unread_steps:
                 self.running.clear()
                 self._fail(request, output)
-            else:
-                self._preempt(victim, output)
             if victim is request:
                 return False
         return True
@@ -240,7 +246,8 @@ class Scheduler:
         before they are freed, and only now: before the step was read they were not computed.
         """
         sampled = iter(token_ids)
-        finished = []
+        finished: list[Request] = []
+        self.num_unread_steps -= bool(output.chunks)
         for chunk in output.chunks:
             request = chunk.request
             self._return(chunk)
@@ -263,7 +270,8 @@ class Scheduler:
 
         Its requests stand where they stood before it, and can go on or be aborted.
         """
-        for chunk in reversed(output.chunks):
+        self.num_unread_steps -= bool(output.chunks)
+        for chunk in output.chunks:
             self._return(chunk)
             chunk.request.num_computed_tokens = chunk.start
 

@@ -78,25 +78,23 @@ def make_engine(
     """A whole engine around the stand-in model, with its invariants checked in each step."""
     prefixes = PrefixCache(block_size) if caching else None
     memory = BlockManager(num_blocks, block_size, watermark, prefixes)
-    runner = ModelRunner(
-        StandInModel(),
-        STAND_IN_OPS,
-        lambda logits, *rest: greedy(logits, *rest),
-        model_config=SimpleNamespace(num_layers=1, num_kv_heads=1, head_dim=1),
+    config = EngineConfig(
+        dtype="float32",
+        device="cpu",
         num_kv_blocks=num_blocks,
         block_size=block_size,
         max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget,
         max_model_len=MAX_LEN,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
     )
+    shape = SimpleNamespace(num_layers=1, num_kv_heads=1, head_dim=1)
     return Engine(
-        config=EngineConfig(max_model_len=MAX_LEN),
+        config=config,
         tokenizer=None,
         eos_token_ids=(EOS,),
         memory=memory,
         scheduler=Scheduler(memory, max_num_seqs, budget),
-        runner=runner,
+        runner=ModelRunner(StandInModel(), STAND_IN_OPS, greedy, shape, config),
         check_invariants=True,
     )
 

@@ -33,6 +33,7 @@ TABLE: list[tuple[str, int, int | None]] = [
     ("ops", 2, None),
     ("model", 2, 5),
     ("weights", 2, None),  # fills a model, so it comes after it
+    ("rows", 2, 6),
     ("model_runner", 2, 6),
     ("kernels", 2, 7),
     ("cuda_graphs", 2, 8),

@@ -69,6 +69,8 @@ class ControlPlane(RuleBasedStateMachine):
         assert output.num_tokens <= self.scheduler.max_num_batched_tokens
         phases = [chunk.is_decode for chunk in output.chunks]
         assert phases == sorted(phases, reverse=True), "decodes come first"
+        for request in output.failed:
+            assert request.num_tokens > self.memory.max_tokens, "it would have fitted"
         for request in output.preempted:
             # What the step in flight has sampled is read before the request runs again.
             assert request in self.scheduler.waiting

@@ -157,6 +157,15 @@ def test_vectors_are_exact_and_matrices_within_four_bits(tiny):
     assert (up != exact).any()
 
 
+@pytest.mark.parametrize(("ours", "theirs", "heads"), [("attn_q", "q", 4), ("attn_k", "k", 2)])
+def test_query_and_key_rows_are_put_back_per_head(tiny, ours, theirs, heads):
+    """Row 16 h + 8 s + j of the checkpoint is row 16 h + 2 j + s of the file, up to four bits."""
+    found = load_weights(tiny[1])[f"model.layers.1.self_attn.{theirs}_proj.weight"]
+    stored = tiny_weights()[f"blk.1.{ours}.weight"]
+    order = [16 * h + 2 * j + s for h in range(heads) for s in range(2) for j in range(8)]
+    assert np.abs(found - stored[order]).max() < 0.3  # two unrelated rows differ by 2 and more
+
+
 def test_tensors_equal_those_of_transformers_own_reader(tiny):
     """Every tensor, bit for bit."""
     weights, expected = load_weights(tiny[1]), oracle_weights(*tiny)

@@ -44,13 +44,23 @@ def test_ids_and_texts_are_those_of_the_library(kind, text):
 def test_stream_equals_the_whole_text(kind, data):
     """Byte tokens in any order, valid or not, and words with and without a space before."""
     tokenizer = adapter(kind)
-    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=25))
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 3), max_size=25))
     detokenizer = tokenizer.detokenizer()
     text = ""
     for token_id in ids:
         text += detokenizer.push(token_id)
         assert tokenizer.decode(ids).startswith(text), "what was shown must stay true"
     assert text + detokenizer.finish() == tokenizer.decode(ids)
+
+
+def test_token_without_text_keeps_the_next_space():
+    """A padded id between two words is not the beginning of a text."""
+    tokenizer = adapter("llama2")
+    dog = tokenizer.encode("dog", add_special_tokens=False)
+    ids = [*dog, 10**6, *dog]
+    detokenizer = tokenizer.detokenizer()
+    text = "".join(detokenizer.push(token_id) for token_id in ids) + detokenizer.finish()
+    assert text == tokenizer.decode(ids) == "dog dog"
 
 
 def test_stream_shows_words_as_they_come():

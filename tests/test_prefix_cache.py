@@ -125,7 +125,9 @@ def test_colliding_keys_never_serve_other_content(colliding):
 def test_collision_of_parents_never_serves_their_children():
     """Two beginnings with one key: what follows the first is not found behind the second."""
     keys = {(1, 2): 100, (3, 4): 100}
-    cache = PrefixCache(2, hash_function=lambda parent, tokens: keys.get(tokens, hash_block(parent, tokens)))
+    cache = PrefixCache(
+        2, hash_function=lambda parent, tokens: keys.get(tokens, hash_block(parent, tokens))
+    )
     publish(cache, [1, 2, 5, 6], [10, 11])
     parent = cache.insert(None, (3, 4), 12)
     assert found(cache, [3, 4, 5, 6, 0]) == [12], "block 11 was computed behind [1, 2]"

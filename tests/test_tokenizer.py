@@ -33,7 +33,7 @@ TEXTS = [
     " ",
     "Hello, world! It's 2024; they'll SEE'S \u017f",
     "안녕하세요 세계! 오늘은 날씨가 좋습니다.",
-    "각 각 é é Å",  # composed and decomposed: NFC makes them one
+    "\u1100\u1161\u11a8 \uac01 e\u0301 \xe9 A\u030a \u212b",  # NFC makes each two one
     "👩‍👩‍👧‍👦 🇰🇷👍🏽 ❤️",
     "for i in range(10):\n\tif x[i] != '\\n':\r\n        print(f'{i:>3}')\n\n\n",
     "   three before,  two within, tabs\t\t and after   ",

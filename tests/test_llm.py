@@ -1,0 +1,423 @@
+"""The user's side: prompts in any form, answers in order, mistakes refused one by one."""
+
+import json
+import warnings
+
+import pytest
+from tiny_checkpoint import END, STOP, VOCAB_SIZE, make_checkpoint
+
+from minivllm import LLM, SamplingParams
+from minivllm.llm import derive_seed
+
+GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A tiny checkpoint directory."""
+    return make_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+def make_llm(checkpoint, **settings):
+    """An engine on the tiny checkpoint that checks its invariants in every step."""
+    defaults = {"num_kv_blocks": 40, "block_size": 4, "max_num_seqs": 4, "progress": False}
+    llm = LLM(str(checkpoint), **(defaults | settings))
+    llm.engine.check_invariants = True
+    return llm
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoint):
+    """One engine for the tests that leave nothing behind."""
+    with make_llm(checkpoint) as llm:
+        yield llm
+        assert not llm.has_unfinished_requests()
+        assert llm.engine.memory.pool.num_free == 40
+
+
+def generate(llm, prompts, params=GREEDY):
+    """Without a progress bar."""
+    return llm.generate(prompts, params, use_tqdm=False)
+
+
+# -- generate --
+
+
+def test_a_prompt_may_be_text_token_ids_or_a_dict(llm):
+    """All three forms of one prompt give one answer."""
+    forms = ["abc", [97, 98, 99], {"prompt_token_ids": [97, 98, 99]}]
+    outputs = generate(llm, forms)
+    assert [o.prompt_token_ids for o in outputs] == [[97, 98, 99]] * 3
+    assert len({tuple(o.outputs[0].token_ids) for o in outputs}) == 1
+    assert [o.prompt for o in outputs] == ["abc", None, None]
+
+
+def test_one_prompt_alone_gives_a_list_of_one(llm):
+    """A string, a list of ids and a dict on their own are one prompt each."""
+    for prompt in ("abc", [97, 98, 99], {"prompt_token_ids": [97, 98, 99]}):
+        assert len(generate(llm, prompt)) == 1
+
+
+def test_answers_come_in_the_order_of_the_prompts(llm):
+    """Though the short ones are done first."""
+    prompts = ["a", "bb", "ccc", "dddd", "eeeee", "ffffff"]
+    params = [
+        SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (9, 1, 5, 2, 7, 3)
+    ]
+    outputs = generate(llm, prompts, params)
+    assert [o.prompt for o in outputs] == prompts
+    assert [len(o.outputs[0].token_ids) for o in outputs] == [9, 1, 5, 2, 7, 3]
+
+
+def test_no_prompts_give_no_answers(llm):
+    """An empty batch is no mistake."""
+    assert generate(llm, []) == []
+
+
+def test_text_is_the_decoded_answer(llm):
+    """Text and ids say the same."""
+    answer = generate(llm, "abc")[0].outputs[0]
+    assert answer.text == llm.tokenizer.decode(answer.token_ids)
+    assert answer.finish_reason == "length"
+
+
+def test_default_parameters_are_used_where_none_are_given(llm):
+    """vLLM's default: 16 tokens."""
+    assert len(llm.generate("abc", use_tqdm=False)[0].outputs[0].token_ids) <= 16
+
+
+def test_each_prompt_may_have_its_own_parameters_but_the_number_must_fit(llm):
+    """Two prompts, three settings: refused with both numbers, nothing queued."""
+    with pytest.raises(ValueError, match="2 prompts and 3 sampling_params"):
+        generate(llm, ["a", "b"], [GREEDY] * 3)
+    assert not llm.has_unfinished_requests()
+
+
+# -- refusals, each for one request alone --
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        ("", "the prompt is empty"),
+        ([], "the prompt is empty"),
+        ({"prompt_token_ids": []}, "the prompt is empty"),
+        ([1, VOCAB_SIZE], f"{VOCAB_SIZE} in the prompt is no token id.*to {VOCAB_SIZE - 1}"),
+        ([1, -1], "-1 in the prompt is no token id"),
+        ([1, 2.5], "2.5 in the prompt is no token id"),
+        ([1, True], "True in the prompt is no token id"),
+        ({"prompt": "a"}, "one key, 'prompt_token_ids'"),
+        ("x" * 128, "128 tokens.*max_model_len=128"),
+    ],
+)
+def test_a_bad_prompt_in_a_list_fails_alone(llm, prompt, words):
+    """Its output says why; the prompts around it are answered."""
+    with pytest.warns(UserWarning, match=words):
+        outputs = generate(llm, ["abc", prompt, "abd"])
+    assert [o.outputs[0].finish_reason for o in outputs] == ["length", "error", "length"]
+    assert outputs[1].error is not None
+    assert [len(o.outputs[0].token_ids) for o in outputs] == [6, 0, 6]
+
+
+def test_a_bad_prompt_alone_raises(llm):
+    """Nobody else waits for an answer, so an exception loses nothing."""
+    with pytest.raises(ValueError, match="the prompt is empty"):
+        generate(llm, "")
+    with pytest.raises(ValueError, match="128 tokens"):
+        generate(llm, "x" * 128)
+
+
+def test_the_longest_prompt_leaves_room_for_one_token(llm):
+    """127 of 128 tokens: one is answered, then the length is reached."""
+    output = generate(llm, "x" * 127)[0]
+    assert len(output.outputs[0].token_ids) == 1
+    assert output.outputs[0].finish_reason == "length"
+
+
+def test_an_answer_stops_at_max_model_len(llm):
+    """Without a limit of its own it ends with "length" and never writes past its row."""
+    params = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
+    output = generate(llm, "x" * 100, params)[0]
+    assert len(output.outputs[0].token_ids) == 28
+    assert output.outputs[0].finish_reason == "length"
+
+
+def test_request_ids_in_use_are_refused(llm):
+    """The first of that id goes on."""
+    llm.add_request("abc", GREEDY, "mine")
+    with pytest.raises(ValueError, match="'mine' is in use"):
+        llm.add_request("abd", GREEDY, "mine")
+    outputs = []
+    while llm.has_unfinished_requests():
+        outputs += llm.step()
+    assert [o.request_id for o in outputs] == ["mine"]
+    llm.add_request("abc", GREEDY, "mine")
+    assert llm.abort("mine")
+
+
+def test_unknown_keywords_are_refused_by_name(checkpoint):
+    """A typing mistake must not be ignored."""
+    with pytest.raises(TypeError, match="max_num_seq"):
+        LLM(str(checkpoint), max_num_seq=4)
+    with pytest.raises(TypeError, match="temprature"):
+        SamplingParams(temprature=0)
+
+
+# -- stopping --
+
+
+def test_several_end_tokens_end_an_answer(checkpoint):
+    """Those of generation_config.json, and more from the request."""
+    with make_llm(checkpoint) as llm:
+        assert set(llm.engine.eos_token_ids) == {END, STOP}
+        free = generate(llm, "abc")[0].outputs[0]
+        params = SamplingParams(
+            temperature=0, max_tokens=6, ignore_eos=True, stop_token_ids=[free.token_ids[2]]
+        )
+        answer = generate(llm, "abc", params)[0].outputs[0]
+        first = free.token_ids.index(free.token_ids[2])
+        assert answer.token_ids == free.token_ids[: first + 1]
+        assert answer.finish_reason == "stop"
+
+
+def test_the_models_own_end_tokens_count_unless_ignored(checkpoint):
+    """`ignore_eos` is what benchmarks use."""
+    with make_llm(checkpoint) as llm:
+        free = generate(llm, "abc")[0].outputs[0].token_ids
+        llm.engine.eos_token_ids = (free[3],)
+        params = SamplingParams(temperature=0, max_tokens=6)
+        answer = generate(llm, "abc", params)[0].outputs[0]
+        assert answer.token_ids == free[: free.index(free[3]) + 1]
+        assert answer.finish_reason == "stop"
+        assert generate(llm, "abc")[0].outputs[0].token_ids == free
+
+
+# -- batching, memory and time never change an answer --
+
+
+def test_answers_are_the_same_in_any_company(checkpoint):
+    """Alone, together, in chunks, from the cache, and with too little memory for all."""
+    prompts = ["abcdefgh", "abcdefgh", "abcdefghij", "xyz", "the end", "q"]
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+
+    def answers(**settings):
+        with make_llm(checkpoint, **settings) as llm:
+            outputs = generate(llm, prompts, params) + generate(llm, prompts, params)
+            return [o.outputs[0].token_ids for o in outputs], outputs
+
+    expected, _ = answers(max_num_seqs=1, enable_prefix_caching=False)
+    assert answers()[0] == expected
+    assert answers(max_num_batched_tokens=4)[0] == expected
+    cramped, outputs = answers(num_kv_blocks=9, max_model_len=36)
+    assert cramped == expected
+    assert sum(o.num_preemptions for o in outputs) > 0
+    cached, outputs = answers(max_num_seqs=2)
+    assert cached == expected
+    assert sum(o.num_cached_tokens for o in outputs) > 0
+
+
+def test_a_seed_gives_the_same_tokens_in_any_batch(llm):
+    """The noise depends on seed and position, not on the company."""
+    params = SamplingParams(temperature=1.5, max_tokens=12, ignore_eos=True, seed=7)
+    other = SamplingParams(temperature=1.5, max_tokens=9, ignore_eos=True)
+    alone = generate(llm, "abc", params)[0].outputs[0].token_ids
+    for prompts in (["abc", "zz"], ["zz", "y", "abc"]):
+        mixed = [params if prompt == "abc" else other for prompt in prompts]
+        outputs = generate(llm, prompts, mixed)
+        assert outputs[prompts.index("abc")].outputs[0].token_ids == alone
+
+
+def test_requests_without_a_seed_differ_and_runs_repeat(checkpoint):
+    """Two equal prompts get two answers; the same engine seed gives the same two again."""
+    params = SamplingParams(temperature=2.0, max_tokens=12, ignore_eos=True)
+
+    def run(seed):
+        with make_llm(checkpoint, seed=seed) as llm:
+            outputs = generate(llm, ["abc", "abc"], params)
+            return [tuple(o.outputs[0].token_ids) for o in outputs]
+
+    first = run(1)
+    assert first[0] != first[1]
+    assert run(1) == first
+    assert run(2) != first
+
+
+def test_derived_seeds_are_all_different():
+    """Over requests and over engine seeds."""
+    seeds = {derive_seed(engine, number) for engine in range(50) for number in range(50)}
+    assert len(seeds) == 2500
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+# -- one request at a time --
+
+
+def test_step_returns_the_answers_that_end_with_it(llm):
+    """Requests of 1 and of 3 tokens."""
+    for number, count in enumerate((1, 3)):
+        params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
+        llm.add_request("abc", params, f"r{number}")
+    assert [[o.request_id for o in llm.step()] for _ in range(3)] == [["r0"], [], ["r1"]]
+    assert llm.step() == [], "with nothing to do a step does nothing"
+
+
+def test_generate_leaves_other_requests_alone(llm):
+    """Answers of `add_request` that end meanwhile are kept for the next `step`."""
+    llm.add_request("abc", SamplingParams(temperature=0, max_tokens=2, ignore_eos=True), "mine")
+    assert len(generate(llm, ["abd"])) == 1
+    assert [o.request_id for o in llm.step()] == ["mine"]
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_abort_ends_waiting_and_running_requests(llm, steps):
+    """True once; afterwards nothing of that id is known."""
+    llm.add_request("abc", GREEDY, "mine")
+    for _ in range(steps):
+        llm.step()
+    assert llm.abort("mine")
+    assert not llm.abort("mine")
+    assert not llm.has_unfinished_requests()
+
+
+def test_abort_of_an_unknown_or_finished_request_is_false(llm):
+    """It may have ended a moment before."""
+    assert not llm.abort("never seen")
+    request_id = generate(llm, "abc")[0].request_id
+    assert not llm.abort(request_id)
+
+
+def test_metrics_tell_the_times_of_a_request(llm):
+    """Queue time <= time to first token; one latency fewer than tokens."""
+    metrics = generate(llm, "abc")[0].metrics
+    assert 0 <= metrics.queue_time <= metrics.time_to_first_token
+    assert len(metrics.token_times) == 6
+    assert len(metrics.inter_token_latencies) == 5
+    assert all(latency > 0 for latency in metrics.inter_token_latencies)
+    assert metrics.finished_time >= metrics.token_times[-1]
+
+
+# -- when something breaks --
+
+
+def test_after_an_interrupt_the_engine_is_as_good_as_new(checkpoint):
+    """Ctrl-C in the middle of a step: the call's requests are gone, the next call works."""
+    with make_llm(checkpoint) as llm:
+        expected = generate(llm, ["abc", "abd"])
+        model, calls = llm.engine.runner.model, []
+
+        def breaking(*arguments):
+            calls.append(arguments)
+            if len(calls) == 3:
+                raise KeyboardInterrupt
+            return model(*arguments)
+
+        breaking.logits, breaking.config = model.logits, model.config
+        llm.engine.runner.model = breaking
+        with pytest.raises(KeyboardInterrupt):
+            generate(llm, ["abc", "abd"])
+        assert not llm.has_unfinished_requests()
+        assert llm.engine.memory.pool.num_free == 40
+        again = generate(llm, ["abc", "abd"])
+        assert [o.outputs[0].token_ids for o in again] == [o.outputs[0].token_ids for o in expected]
+
+
+def test_a_schedule_that_can_do_nothing_is_an_error_and_no_endless_loop(checkpoint):
+    """Should the scheduler ever be stuck, the loop says so."""
+    with make_llm(checkpoint) as llm:
+        llm.add_request("abc", GREEDY)
+        llm.engine.scheduler.max_num_batched_tokens = 0
+        with pytest.raises(RuntimeError, match="cannot do anything"):
+            llm.step()
+        llm.engine.scheduler.max_num_batched_tokens = 64
+
+
+# -- settings and the end --
+
+
+def test_settings_in_force_are_all_filled_in(llm, checkpoint):
+    """Nothing is None, and the directory is the one given."""
+    assert all(value is not None for value in vars(llm.config).values())
+    assert llm.config.model_path == str(checkpoint)
+    assert llm.config.max_model_len == 128
+
+
+def test_a_small_cache_lowers_max_model_len_or_refuses_the_one_asked_for(checkpoint):
+    """8 blocks of 4 hold 32 tokens."""
+    with make_llm(checkpoint, num_kv_blocks=8) as llm:
+        assert llm.config.max_model_len == 32
+    with pytest.raises(ValueError, match="max_model_len=64 does not fit.*max_model_len=32 would"):
+        make_llm(checkpoint, num_kv_blocks=8, max_model_len=64)
+    with pytest.raises(ValueError, match="max_model_len=999 is more than.*128"):
+        make_llm(checkpoint, max_model_len=999)
+
+
+def test_devices_and_types_that_do_not_exist_are_refused(checkpoint):
+    """With what would work instead."""
+    with pytest.raises(ValueError, match="device='tpu9000'.*'auto'"):
+        make_llm(checkpoint, device="tpu9000")
+    with pytest.raises(ValueError, match="device='cuda:99'.*sees"):
+        make_llm(checkpoint, device="cuda:99")
+    with pytest.raises(ValueError, match="dtype='int8'"):
+        make_llm(checkpoint, dtype="int8")
+
+
+def test_close_can_be_called_twice_and_ends_use(checkpoint):
+    """Afterwards every use says so."""
+    llm = make_llm(checkpoint)
+    llm.close()
+    llm.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        llm.generate("abc")
+
+
+def test_two_engines_live_side_by_side(checkpoint):
+    """No state is shared between them."""
+    with make_llm(checkpoint) as one, make_llm(checkpoint, block_size=8) as two:
+        expected = generate(one, "abc")[0].outputs[0].token_ids
+        assert generate(two, "abc")[0].outputs[0].token_ids == expected
+        one.close()
+        assert generate(two, "abc")[0].outputs[0].token_ids == expected
+
+
+def test_the_trace_tells_each_step(checkpoint):
+    """One prompt of 5 tokens in chunks of 4, then decodes."""
+    with make_llm(checkpoint, trace=True, max_num_batched_tokens=4) as llm:
+        generate(llm, "abcde", SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))
+        steps = llm.trace.steps
+    chunks = [(c.start, c.length, c.is_decode, c.samples) for step in steps for c in step.chunks]
+    assert chunks == [
+        (0, 4, False, False),
+        (4, 1, False, True),
+        (5, 1, True, True),
+        (6, 1, True, True),
+    ]
+    assert [step.finished for step in steps][-1] == ("request-0",)
+    assert [len(step.block_tables["request-0"]) for step in steps] == [2, 2, 2, 2]
+
+
+def test_without_a_trace_nothing_is_recorded(llm):
+    """It is free when off."""
+    assert llm.trace is None
+
+
+def test_control_tokens_count_in_prompts_and_are_text_in_chats(llm):
+    """A program may write them into a prompt; what a user says in a chat is only text."""
+    assert generate(llm, "<|start|>a")[0].prompt_token_ids == [256, 97]
+    ids = llm.tokenizer.apply_chat_template([{"role": "user", "content": "<|end|>"}])
+    assert ids.count(END) == 1, "the template's own, not the user's"
+
+
+def test_a_bfloat16_engine_answers_too(checkpoint):
+    """The same code in the other type."""
+    with make_llm(checkpoint, dtype="bfloat16") as llm:
+        assert llm.config.dtype == "bfloat16"
+        assert len(generate(llm, "abc")[0].outputs[0].token_ids) == 6
+
+
+def test_the_checkpoint_says_what_auto_means(checkpoint, tmp_path):
+    """A float32 checkpoint runs in float32 on a CPU."""
+    assert json.loads((checkpoint / "config.json").read_text())["torch_dtype"] == "float32"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with make_llm(checkpoint, device="cpu") as llm:
+            assert llm.config.dtype == "float32"
