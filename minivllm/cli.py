@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from minivllm.llm import LLM
     from minivllm.request import RequestOutput
 
-# Eight questions of different lengths, so that they start together and end one by one.
+# Eight questions of different lengths, so that their answers end one by one.
 DEMO_QUESTIONS = (
     ("What is the capital of France?", 24),
     ("Name three primary colours.", 32),
@@ -68,10 +68,11 @@ def _add_demo(commands: Any) -> None:
     demo = commands.add_parser(
         "demo",
         help="answer eight prompts together and draw what happened",
-        description="Answers eight prompts of different lengths with continuous batching: all"
-        " start together, each leaves when it is done, and the blocks it leaves behind serve the"
-        " next. Prints the answers, tokens per second and the time to each first token, and"
-        " draws when each request was computed and which KV blocks it owned.",
+        description="Answers eight prompts of different lengths with continuous batching: five"
+        " run at a time, each leaves when it is done, and the next one takes its place and finds"
+        " the beginning that all share in the prefix cache. Prints the answers, tokens per second"
+        " and the time to each first token, and draws when each request was computed and which KV"
+        " blocks it owned.",
     )
     _add_engine_options(demo)
     demo.add_argument(
@@ -127,7 +128,7 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _load(arguments: argparse.Namespace, *, trace: bool = False) -> LLM:
+def _load(arguments: argparse.Namespace, **settings: Any) -> LLM:
     from minivllm.llm import LLM
 
     return LLM(
@@ -135,7 +136,7 @@ def _load(arguments: argparse.Namespace, *, trace: bool = False) -> LLM:
         dtype=arguments.dtype,
         device=arguments.device,
         max_num_batched_tokens=arguments.max_num_batched_tokens,
-        trace=trace,
+        **settings,
     )
 
 
@@ -165,7 +166,8 @@ def run_demo(arguments: argparse.Namespace) -> None:
     from minivllm.request import SamplingParams
 
     started = time.perf_counter()
-    with _load(arguments, trace=True) as llm:
+    # Five rows for eight prompts, so that some wait and enter when others leave.
+    with _load(arguments, trace=True, max_num_seqs=5) as llm:
         ready = time.perf_counter() - started
         prompts = _as_chats(llm, [question for question, _ in DEMO_QUESTIONS])
         params = [SamplingParams(temperature=0, max_tokens=limit) for _, limit in DEMO_QUESTIONS]

@@ -69,6 +69,11 @@ def longest_request(num_blocks: int, block_size: int, wanted: int | None, model_
     Raises ValueError, with the length that would fit, where the user wanted more.
     """
     fits = num_blocks * block_size
+    if num_blocks == 0:
+        raise ValueError(
+            "there is memory for no block of the KV cache beside the weights; raise"
+            " num_kv_blocks or memory_utilization, or take a smaller model or dtype"
+        )
     if wanted is not None and wanted > model_max:
         raise ValueError(
             f"max_model_len={wanted} is more than the model was trained for ({model_max} tokens);"

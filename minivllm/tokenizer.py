@@ -3,8 +3,7 @@
 Leaves out training a vocabulary, and every kind of tokenizer that is not byte-level BPE
 (`load_tokenizer` hands those to the `tokenizers` library). Notebook 01.
 
-A text has three forms here: "é " is the bytes C3 A9 20, which are written "Ã©Ġ" in the printable
-alphabet of the vocabularies.
+Three forms of a text: "é " is the bytes C3 A9 20, written "Ã©Ġ" in the vocabularies' alphabet.
 """
 
 from __future__ import annotations
@@ -289,7 +288,8 @@ class Detokenizer:
         if token_id in self._tokenizer.special_ids:
             return ""
         data = self._rest + self._tokenizer.token_bytes(token_id)
-        end = len(data) - unfinished_bytes(data)
+        # Most tokens are ASCII, in which nothing can be unfinished: a quick answer for those.
+        end = len(data) - (0 if data.isascii() else unfinished_bytes(data))
         self._rest = data[end:]
         return data[:end].decode("utf-8", "replace")
 
@@ -307,8 +307,8 @@ class Detokenizer:
 def load_tokenizer(path: str | Path) -> Tokenizer | HFTokenizer:
     """The tokenizer of the checkpoint directory `path`, with its chat template.
 
-    Ours for byte-level BPE; for the other kinds one with the same methods, by the `tokenizers`
-    library. Raises ValueError if there is no `tokenizer.json` or it cannot be read.
+    Ours for byte-level BPE, else one with the same methods by the `tokenizers` library. Raises
+    ValueError if there is no `tokenizer.json` or it cannot be read.
     """
     directory = Path(path)
     raw, template = read_tokenizer_json(directory), read_chat_template(directory)
