@@ -24,6 +24,7 @@ from minivllm.sampler import (
     gumbel_noise,
     gumbel_sample,
     hash_counter,
+    invert_cdf,
     keep_first,
     mix_bits,
     next_token_probs,
@@ -391,12 +392,35 @@ def test_few_candidates_suffice_for_a_peaked_row(monkeypatch: pytest.MonkeyPatch
 # -- drawing -----------------------------------------------------------------------------
 
 
-def test_draw_inverts_the_cdf() -> None:
-    """The running sums .5, .5, 1 split [0, 1) at .5; tokens of mass 0 own nothing."""
-    probs = torch.tensor([0.0, 0.5, 0.0, 0.5, 0.0]).expand(4, 5)
-    uniforms = torch.tensor([0.0, 0.49, 0.5, 1 - 2**-53], dtype=torch.float64)
-    assert draw(probs, uniforms).tolist() == [1, 1, 3, 3]
-    assert draw(2 * probs, uniforms).tolist() == [1, 1, 3, 3]
+def test_inverse_cdf_splits_0_to_1_by_mass() -> None:
+    """The running sums .5, .5, 1 split at .5; what is left of the uniform is the way into
+    that mass."""
+    masses = torch.tensor([0.5, 0.0, 0.5]).expand(4, 3)
+    uniforms = torch.tensor([0.0, 0.25, 0.5, 0.875], dtype=torch.float64)
+    for scale in (1, 8):
+        places, rest = invert_cdf(scale * masses, uniforms)
+        assert places.tolist() == [0, 0, 2, 2]
+        assert rest.tolist() == [0.0, 0.5, 0.0, 0.75]
+
+
+def test_rest_of_a_uniform_stays_below_1() -> None:
+    """Also where rounding puts it on the border: it is used for the next draw."""
+    masses = torch.rand(5000, 7, generator=torch.Generator().manual_seed(0)) ** 20
+    uniforms = masses[:, :3].double().sum(-1) / masses.double().sum(-1)
+    for nudge in (1 - 2**-52, 1.0, 1 + 2**-52):
+        _, rest = invert_cdf(masses, (uniforms * nudge).clamp(max=1 - 2**-53))
+        assert (rest >= 0).all() and (rest < 1).all()
+
+
+def test_a_token_of_probability_0_is_never_drawn() -> None:
+    """For uniforms at both ends and on every border between tokens, within a block of the
+    search and across blocks."""
+    probs = torch.tensor([0.0, 0.25, 0.0, 0.25, 0.0]).repeat_interleave(100)
+    probs[torch.arange(500) % 100 > 1] = 0  # tokens 100, 101 and 300, 301 remain
+    borders = [0.0, 0.2499, 0.25, 0.4999, 0.5, 0.75, 1 - 2**-53]
+    uniforms = torch.tensor(borders, dtype=torch.float64)
+    token_ids = draw(probs.expand(7, 500), uniforms)
+    assert token_ids.tolist() == [100, 100, 101, 101, 300, 301, 301]
 
 
 def test_the_largest_uniform_never_falls_off_the_end() -> None:
@@ -405,13 +429,25 @@ def test_the_largest_uniform_never_falls_off_the_end() -> None:
     probs[:, 30:] = 0
     uniforms = torch.full((500,), 1 - 2**-53, dtype=torch.float64)
     assert set(draw(probs, uniforms).tolist()) == {29}
+    assert draw(torch.tensor([[0.0] * 200 + [1e-9] + [0.0] * 200]), uniforms[:1]).tolist() == [200]
 
 
-def test_small_probabilities_keep_their_share_of_the_sum() -> None:
+def test_draw_is_the_inverse_cdf_of_the_vocabulary() -> None:
+    """In two steps as in one, but for uniforms that rounding moves over a border."""
+    probs = torch.randn(2000, 1003, generator=torch.Generator().manual_seed(0)).exp()
+    uniforms = to_uniform(hash_counter(torch.tensor(0), torch.arange(2000)))
+    cdf = probs.double().cumsum(-1)
+    expected = (cdf <= uniforms[:, None] * cdf[:, -1:]).sum(-1)
+    assert (draw(probs, uniforms) == expected).float().mean() > 0.99
+
+
+@pytest.mark.parametrize("ids", [[0, 1, 2, 3], [0, 150, 300, 450]])
+def test_small_probabilities_keep_their_share_of_the_sum(ids: list[int]) -> None:
     """Tokens of 1e-9 behind one of 1, which sums in float32 would swallow."""
-    probs = torch.tensor([1.0, 1e-9, 1e-9, 1e-9]).expand(4, 4)
+    probs = torch.zeros(4, 500)
+    probs[:, ids] = torch.tensor([1.0, 1e-9, 1e-9, 1e-9])
     places = torch.tensor([0.9, 1 + 0.5e-9, 1 + 1.5e-9, 1 + 2.5e-9], dtype=torch.float64)
-    assert draw(probs, places / (1 + 3e-9)).tolist() == [0, 1, 2, 3]
+    assert draw(probs, places / (1 + 3e-9)).tolist() == ids
 
 
 PROBS = [0.05, 0.3, 0.1, 0.25, 0.2, 0.1]
@@ -437,6 +473,18 @@ def test_distribution_of_top_p() -> None:
 def test_distribution_of_min_p() -> None:
     """All of at least 0.3 * .3 = .09."""
     assert_fits(draws(PROBS, min_p=0.3), [0, 0.3, 0.1, 0.25, 0.2, 0.1])
+
+
+def test_distribution_across_blocks_of_the_search() -> None:
+    """64 unequal tokens, 16 in each quarter of a vocabulary of 512."""
+    probs = torch.zeros(512)
+    ids = torch.arange(0, 512, 8)
+    probs[ids] = 0.2 + (ids * 37 % 64) / 64
+    token_ids = draw(
+        probs.expand(NUM_DRAWS, -1),
+        to_uniform(hash_counter(torch.tensor(7), torch.arange(NUM_DRAWS))),
+    )
+    assert_fits(token_ids.bincount(minlength=512), probs.tolist())
 
 
 def test_distribution_over_seeds_at_one_position() -> None:

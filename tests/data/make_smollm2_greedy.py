@@ -28,18 +28,19 @@ SECOND_TURN = "<|im_end|>\n<|im_start|>user\nSay it shorter.<|im_end|>\n<|im_sta
 NUM_SECOND_TOKENS = 24
 
 
+@torch.inference_mode()
 def generate(model, prompt_ids, num_tokens):
-    """The greedy continuation, end-of-sequence tokens or not."""
-    output = model.generate(
-        torch.tensor([prompt_ids]),
-        max_new_tokens=num_tokens,
-        min_new_tokens=num_tokens,
-        do_sample=False,
-        # Without this, min_new_tokens would forbid the end tokens instead of ignoring them.
-        eos_token_id=-1,
-        pad_token_id=2,
-    )
-    return output[0, len(prompt_ids) :].tolist()
+    """The greedy continuation, end-of-sequence tokens or not.
+
+    A plain loop: `model.generate` would take the end token, which is its padding token too, for
+    padding and mask it.
+    """
+    token_ids, fresh, cache = [], prompt_ids, None
+    for _ in range(num_tokens):
+        output = model(torch.tensor([fresh]), past_key_values=cache, use_cache=True)
+        fresh, cache = [int(output.logits[0, -1].argmax())], output.past_key_values
+        token_ids += fresh
+    return token_ids
 
 
 def main():
