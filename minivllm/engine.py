@@ -18,16 +18,19 @@ import psutil
 import torch
 
 from minivllm import ops, sampler
-from minivllm.block_manager import BlockManager, NoPrefixes, Prefixes
-from minivllm.config import EngineConfig, ModelConfig, replace, set_value
+from minivllm.block_manager import BlockManager, NoPrefixes, Prefixes, blocks_for
+from minivllm.config import EngineConfig, replace, set_value
 from minivllm.hub import resolve_model
+from minivllm.model import CausalLM
 from minivllm.model_runner import (
     CPU_MEMORY_CAP,
     CPU_MEMORY_SHARE,
     GPU_MEMORY_SHARE,
     ModelRunner,
+    activation_bytes,
     kv_block_bytes,
     longest_request,
+    memory_sentence,
     num_blocks_that_fit,
 )
 from minivllm.prefix_cache import PrefixCache
@@ -157,8 +160,8 @@ def build_engine(config: EngineConfig, *, trace: bool = False, progress: bool = 
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, model_config.dtype, device)
     max_len = config.max_model_len or model_config.max_position
-    model = load_model(path, model_config, dtype, device, max_len, progress=progress)
-    config = fill_in(config, path, model_config, device, dtype)
+    model = load_model(path, model_config, dtype, device, max_len, ops=ops, progress=progress)
+    config = fill_in(config, path, model)
 
     memory = build_memory(config)
     return Engine(
@@ -219,43 +222,57 @@ def cpu_has_bfloat16() -> bool:
     return any(getattr(torch.cpu, probe, bool)() for probe in probes)
 
 
-def fill_in(
-    config: EngineConfig,
-    path: Path,
-    model_config: ModelConfig,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> EngineConfig:
-    """The settings with every None replaced by the value that is used."""
-    is_cpu = device.type == "cpu"
+def fill_in(config: EngineConfig, path: Path, model: CausalLM) -> EngineConfig:
+    """The settings with every None replaced by the value that is used, now that the weights
+    are loaded and the memory that is left is known."""
+    weight = next(model.parameters())
+    is_cpu = weight.device.type == "cpu"
     num_seqs = config.max_num_seqs or (32 if is_cpu else 256)
     num_tokens = config.max_num_batched_tokens or max(512 if is_cpu else 8192, num_seqs)
-    block_bytes = kv_block_bytes(model_config, config.block_size, dtype)
-    # More than this is never used: every row filled to the longest length.
-    wanted_len = config.max_model_len or model_config.max_position
-    useful = num_seqs * -(-wanted_len // config.block_size)
-    num_blocks = config.num_kv_blocks or num_blocks_that_fit(
-        kv_budget(config.memory_utilization, device), block_bytes, useful
-    )
-    max_len = longest_request(
-        num_blocks, config.block_size, config.max_model_len, model_config.max_position
-    )
-    return replace(
+    config = replace(
         config,
         model_path=str(path),
-        dtype=str(dtype).removeprefix("torch."),
-        device=str(device),
+        dtype=str(weight.dtype).removeprefix("torch."),
+        device=str(weight.device),
         max_num_seqs=num_seqs,
         max_num_batched_tokens=num_tokens,
+    )
+    num_blocks, max_len = size_kv_cache(config, model)
+    share = CPU_MEMORY_SHARE if is_cpu else GPU_MEMORY_SHARE
+    return replace(
+        config,
         num_kv_blocks=num_blocks,
         max_model_len=max_len,
-        memory_utilization=config.memory_utilization
-        or (CPU_MEMORY_SHARE if is_cpu else GPU_MEMORY_SHARE),
+        memory_utilization=config.memory_utilization or share,
     )
+
+
+def size_kv_cache(config: EngineConfig, model: CausalLM) -> tuple[int, int]:
+    """Number of blocks, and the `max_model_len` (tokens) that goes with them."""
+    weight, shape = next(model.parameters()), model.config
+    block_bytes = kv_block_bytes(shape, config.block_size, weight.dtype)
+    num_seqs = set_value(config.max_num_seqs)
+    activations = activation_bytes(
+        shape, set_value(config.max_num_batched_tokens), num_seqs, weight.dtype
+    )
+    budget = kv_budget(config.memory_utilization, weight.device) - activations
+    # More than this is never used: every row filled to the longest length.
+    wanted_len = config.max_model_len or shape.max_position
+    useful = num_seqs * blocks_for(wanted_len, config.block_size)
+    num_blocks = config.num_kv_blocks or num_blocks_that_fit(budget, block_bytes, useful)
+    weights = sum(p.numel() * p.itemsize for p in model.parameters())
+    max_len = longest_request(
+        num_blocks,
+        config.block_size,
+        config.max_model_len,
+        shape.max_position,
+        memory_sentence(weights, activations, budget, block_bytes),
+    )
+    return num_blocks, max_len
 
 
 def kv_budget(share: float | None, device: torch.device) -> int:
-    """Bytes that the KV cache may take, now that the weights are loaded."""
+    """Bytes that the KV cache and a step's activations may take, weights being loaded."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return int(free - (1 - (share or GPU_MEMORY_SHARE)) * total)

@@ -57,35 +57,61 @@ def kv_block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> 
     return per_token * block_size * dtype.itemsize
 
 
+def activation_bytes(
+    config: ModelConfig, num_tokens: int, num_seqs: int, dtype: torch.dtype
+) -> int:
+    """Bytes that a step of `num_tokens` tokens and `num_seqs` samples needs beside weights and
+    KV cache, at its widest point: the hidden state, one layer's widest product, the logits.
+    """
+    heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    widest = max(heads, 3 * config.intermediate_size)
+    per_token = (3 * config.hidden_size + widest) * dtype.itemsize
+    # The logits are float32, and sampling holds two more tensors of their size.
+    return num_tokens * per_token + 3 * num_seqs * config.vocab_size * 4
+
+
 def num_blocks_that_fit(budget_bytes: int, block_bytes: int, max_blocks: int) -> int:
     """Blocks for a KV cache of at most `budget_bytes`, and `max_blocks` at most."""
     return max(0, min(budget_bytes // block_bytes, max_blocks))
 
 
-def longest_request(num_blocks: int, block_size: int, wanted: int | None, model_max: int) -> int:
+def longest_request(
+    num_blocks: int, block_size: int, wanted: int | None, model_max: int, memory: str = ""
+) -> int:
     """The `max_model_len` (tokens) to use: `wanted` by the user or what the model was trained
     for, and no more than `num_blocks` blocks hold.
 
-    Raises ValueError, with the length that would fit, where the user wanted more.
+    Raises ValueError where the user wanted more, with the length that would fit and `memory`,
+    a sentence on where the memory goes.
     """
     fits = num_blocks * block_size
-    if num_blocks == 0:
-        raise ValueError(
-            "there is memory for no block of the KV cache beside the weights; raise"
-            " num_kv_blocks or memory_utilization, or take a smaller model or dtype"
-        )
     if wanted is not None and wanted > model_max:
         raise ValueError(
             f"max_model_len={wanted} is more than the model was trained for ({model_max} tokens);"
             f" lower it to {model_max}"
         )
+    if num_blocks == 0:
+        raise ValueError(
+            "there is memory for no block of the KV cache; raise memory_utilization or set"
+            f" num_kv_blocks, or take a smaller model or dtype. {memory}"
+        )
     if wanted is not None and wanted > fits:
         raise ValueError(
             f"max_model_len={wanted} does not fit the KV cache of {num_blocks} blocks of"
             f" {block_size} tokens; max_model_len={fits} would fit. Lower it, or raise"
-            " num_kv_blocks or memory_utilization"
+            f" num_kv_blocks or memory_utilization. {memory}"
         )
     return min(wanted or model_max, fits)
+
+
+def memory_sentence(weights: int, activations: int, budget: int, block_bytes: int) -> str:
+    """Where the memory goes, all in bytes: for the message of what does not fit."""
+    mib = 2**20
+    return (
+        f"Weights take {weights / mib:.0f} MiB, activations up to {activations / mib:.0f} MiB;"
+        f" the KV cache may take {max(budget, 0) / mib:.0f} MiB, and a block takes"
+        f" {block_bytes / mib:.2f} MiB."
+    )
 
 
 def allocate_kv_cache(model_config: ModelConfig, config: EngineConfig) -> Tensor:

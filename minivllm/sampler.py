@@ -1,19 +1,17 @@
 """Logits to token ids: greedy, temperature, top-k, top-p, min-p, and a seed per request.
 
 Leaves out on purpose penalties, logprobs and logit bias. Notebook 10.
-
 Letters: N rows that sample, V vocabulary, M rows that filter, C candidates of a row.
 
-Nothing here draws from a shared generator. The noise of a token is a hash of its request's
-seed and its position, and no operation mixes rows, so a row's token depends on that row
-alone. The CPU form spends one random number a row (`draw`); the GPU form, which needs no
-sums over the vocabulary, one per row and token (`gumbel_sample`). For one seed the two forms
-give different tokens, of the same distribution.
+A token's noise is a hash of its request's seed and its position, never a shared generator,
+and no operation mixes rows: a row's token depends on that row alone. The CPU form spends one
+random number a row (`draw`), the GPU form one per row and token (`gumbel_sample`): for one
+seed they give different tokens, of the same distribution.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +25,6 @@ CANDIDATES = (256, 4096)
 CPU_LOGITS = 3 * 2**17
 # Neighbouring tokens that are first looked at as one. Divides the usual vocabulary sizes.
 BLOCK = 128
-LARGEST_UNIFORM = 1 - 2.0**-53
 
 
 def sample(logits: Tensor, settings: SamplingRows, positions: Tensor) -> Tensor:
@@ -43,18 +40,14 @@ def sample(logits: Tensor, settings: SamplingRows, positions: Tensor) -> Tensor:
     if not settings.any_random:
         return token_ids
     uniforms = to_uniform(hash_counter(settings.seed, positions))
-    for rows in _row_slices(logits):
+    # Big temporaries cost a CPU more in page faults and cache misses than the work itself.
+    step = max(1, CPU_LOGITS // logits.shape[1] if logits.is_cpu else len(logits))
+    for start in range(0, len(logits), step):
+        rows = slice(start, start + step)
         drawn = draw(next_token_probs(logits[rows], settings[rows]), uniforms[rows])
         is_random = settings.temperature[rows] > 0
         token_ids[rows] = torch.where(is_random, drawn, token_ids[rows])
     return token_ids
-
-
-def _row_slices(logits: Tensor) -> Iterator[slice]:
-    # Big temporaries cost a CPU more in page faults and cache misses than the work itself.
-    num_rows, vocab_size = logits.shape
-    step = max(1, CPU_LOGITS // vocab_size if logits.is_cpu else num_rows)
-    return (slice(start, start + step) for start in range(0, num_rows, step))
 
 
 def pick_greedy(logits: Tensor) -> Tensor:
@@ -106,10 +99,7 @@ def probs_at_temperature(logits: Tensor, temperature: Tensor) -> Tensor:
 
 
 def filter_probs(
-    logits: Tensor,
-    probs: Tensor,
-    settings: SamplingRows,
-    candidates: tuple[int, ...] = CANDIDATES,
+    logits: Tensor, probs: Tensor, settings: SamplingRows, candidates: Sequence[int] = CANDIDATES
 ) -> Tensor:
     """Set the probability of all tokens to 0 that a row's min_p, top_k and top_p remove.
 
@@ -123,7 +113,7 @@ def filter_probs(
     for size in [size for size in (*candidates, vocab_size) if size <= vocab_size]:
         if not len(rows):
             break
-        # index_select and index_copy_ move whole rows: several times faster than [rows].
+        # index_select and index_copy_ move whole rows, several times faster than [rows] does.
         some_logits, some_probs = logits.index_select(0, rows), probs.index_select(0, rows)
         kept, is_settled = _filter_among(some_logits, some_probs, settings[rows], size)
         filtered.index_copy_(0, rows, kept)  # what is not settled is soon overwritten
@@ -140,8 +130,7 @@ def _rows_that_filter(settings: SamplingRows, vocab_size: int) -> Tensor:
 def _filter_among(
     logits: Tensor, probs: Tensor, settings: SamplingRows, size: int
 ) -> tuple[Tensor, Tensor]:
-    """Filter by looking at `size` candidates: probs [M, V], and for which rows [M] bool that
-    was enough."""
+    """Filter by looking at `size` candidates: probs [M, V], and for whom [M] that was enough."""
     values, ids = sort_candidates(logits, size)
     sorted_probs = probs.gather(1, ids)
     limits = torch.minimum(
@@ -155,13 +144,11 @@ def _is_settled(
     values: Tensor, limits: Tensor, counts: Tensor, settings: SamplingRows, logits: Tensor
 ) -> Tensor:
     """Whether the whole vocabulary, sorted, would give the same `counts` and the same ids."""
-    size, vocab_size = values.shape[1], logits.shape[1]
-    if size == vocab_size:
+    size = values.shape[1]
+    if size == logits.shape[1]:
         return torch.ones_like(counts, dtype=torch.bool)
-    # 1. The cut lies inside, and not among equals of the last candidate: outside there may be
-    #    more of those, with lower ids.
-    last_kept = values.gather(1, counts[:, None] - 1)[:, 0]
-    cut_inside = last_kept > values[:, -1]
+    # 1. The cut is inside, not among equals of the last candidate, of which more are outside.
+    cut_inside = values.gather(1, counts[:, None] - 1)[:, 0] > values[:, -1]
     # 2. The mass that top_p is a share of is known: that of all tokens, or of `limits` tokens.
     unlimited = (settings.top_k == 0) & (settings.min_p == 0)
     return cut_inside & (unlimited | (limits < size))
@@ -171,13 +158,13 @@ def sort_candidates(logits: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """The `size` largest logits of each row, largest first, equal ones by ascending id.
 
     logits [N, V] -> values [N, size], ids [N, size] int64.
-    [[1., 3., 2., 3.]], 3 -> [[3., 3., 2.]], [[1, 3, 2]]. Where the last value has equals
-    outside, which of them is inside is not defined.
+    [[1., 3., 2., 3.]], 3 -> [[3., 3., 2.]], [[1, 3, 2]]. Which of the equals of the last
+    value are inside is not defined.
     """
     if size == logits.shape[1]:
         values, ids = logits.sort(dim=-1, descending=True, stable=True)
         return values, ids
-    # topk leaves the order of equals open: so order by id, then sort by value, stably.
+    # topk leaves the order of equals open: so sort by id, then by value, stably.
     ids = logits.topk(size, sorted=False).indices.sort(dim=-1).values
     values, order = logits.gather(1, ids).sort(dim=-1, descending=True, stable=True)
     return values, ids.gather(1, order)
@@ -215,7 +202,7 @@ def count_top_p(sorted_probs: Tensor, limits: Tensor, top_p: Tensor) -> Tensor:
     cdf = sorted_probs.cumsum(-1, dtype=torch.float64)
     mass = torch.where(limits < size, cdf.gather(1, limits[:, None] - 1)[:, 0], 1.0)
     counts = torch.searchsorted(cdf, (top_p * mass)[:, None])[:, 0] + 1
-    # "Off" is a rule of its own: rounding must not make 0.9999999 of a mass of 1.
+    # Off is a rule of its own: a rounded sum may reach 1 early, or never.
     return torch.where(top_p < 1, counts, size).clamp(max=size)
 
 
@@ -257,22 +244,18 @@ def invert_cdf(masses: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     cdf = masses.cumsum(-1, dtype=torch.float64)
     targets = uniforms[:, None] * cdf[:, -1:]
     # right=True: the first sum *above* the target, so it rose there: not a place of mass 0.
-    # (NaN ends up behind the last place.)
-    places = torch.searchsorted(cdf, targets, right=True).clamp(max=masses.shape[1] - 1)
+    places = torch.searchsorted(cdf, targets, right=True).clamp(max=masses.shape[1] - 1)  # NaN
     mass = masses.gather(1, places).double()
     rest = (targets - (cdf.gather(1, places) - mass)) / mass
-    return places[:, 0], rest[:, 0].clamp(0.0, LARGEST_UNIFORM)  # rounding may step outside
+    return places[:, 0], rest[:, 0].clamp(0.0, 1 - 2**-53)  # rounding may leave [0, 1)
 
 
 # -- the noise ---------------------------------------------------------------------------
 
-
-def _signed(value: int) -> int:
-    """The int64 of the same 64 bits."""
-    return value - 2**64 if value >= 2**63 else value
-
-
-GOLDEN = _signed(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, the step of the counter
+# SplitMix64's numbers, as int64: what is over 2^63 wraps around to below zero.
+GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # 2^64 / golden ratio, the step of the counter
+MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
+MIX_2 = 0x94D049BB133111EB - 2**64
 
 
 def mix_bits(x: Tensor) -> Tensor:
@@ -282,8 +265,8 @@ def mix_bits(x: Tensor) -> Tensor:
     Idea: the finaliser of SplitMix64, Steele, Lea and Flood 2014, "Fast Splittable
     Pseudorandom Number Generators", with the constants of its variant 13.
     """
-    x = (x ^ _shift_right(x, 30)) * _signed(0xBF58476D1CE4E5B9)  # int64 products wrap around
-    x = (x ^ _shift_right(x, 27)) * _signed(0x94D049BB133111EB)
+    x = (x ^ _shift_right(x, 30)) * MIX_1  # int64 products wrap around
+    x = (x ^ _shift_right(x, 27)) * MIX_2
     return x ^ _shift_right(x, 31)
 
 
@@ -296,9 +279,8 @@ def hash_counter(seeds: Tensor, counters: Tensor) -> Tensor:
     """64 random bits that depend on (seed, counter) and on nothing else.
 
     seeds, counters int64, of shapes that broadcast -> int64: number `counters` (from 0) of
-    the SplitMix64 sequence that starts from the scrambled seed. Scrambled, since the
-    sequences of raw seeds overlap.
-    (0, 0) -> -6792203525404956396, (0, 1) -> 3143713686023863990.
+    the SplitMix64 sequence of the scrambled seed (the sequences of raw seeds overlap).
+    (0, 0) -> -6411193824288604561, (0, 1) -> -5511663747979980962.
     """
     return mix_bits(mix_bits(seeds + GOLDEN) + (counters + 1) * GOLDEN)
 

@@ -45,8 +45,10 @@ TABLE: list[tuple[str, int, int | None]] = [
     ("hub", 3, None),
     ("timeline", 3, None),
     ("figures", 3, None),
+    ("lesson_figures", 3, None),
     ("engine", 3, 11),
     ("llm", 3, None),
+    ("naive", 3, None),
     ("cli", 3, None),
     ("__main__", 3, None),
 ]

@@ -1,10 +1,37 @@
-"""Blocks: how many are needed, who owns which, what is free."""
+"""Blocks: how many are needed, who owns which, what is free.
+
+The tests with an `exercise` mark are the checks of notebook 03. They use nothing that a later
+exercise builds, so each can be passed before the next one is begun; what a failed assert says
+is the hint a learner reads.
+"""
 
 import pytest
 
 from minivllm.block_manager import BlockManager, BlockPool, NoPrefixes, blocks_for
 from minivllm.prefix_cache import PrefixCache
 from minivllm.request import Request, SamplingParams
+
+
+class Contents(NoPrefixes):
+    """A stand-in for a prefix cache: the given blocks hold content that can be found."""
+
+    def __init__(self, *block_ids):
+        self.block_ids = set(block_ids)
+
+    def holds(self, block_id):
+        return block_id in self.block_ids
+
+    def forget(self, block_id):
+        self.block_ids.discard(block_id)
+
+
+def error_of(function, *args):
+    """The exception that a call ends with, or None."""
+    try:
+        function(*args)
+    except Exception as error:
+        return error
+    return None
 
 
 def make_request(token_ids, request_id="r"):
@@ -18,8 +45,8 @@ def make_request(token_ids, request_id="r"):
     )
 
 
-def make_manager(num_blocks=8, block_size=4, watermark=0.0, cached=True):
-    """A block manager, with a prefix cache unless told otherwise."""
+def make_manager(num_blocks=8, block_size=4, watermark=0.0, cached=False):
+    """A block manager, with a prefix cache if asked for."""
     prefixes = PrefixCache(block_size) if cached else None
     return BlockManager(num_blocks, block_size, watermark, prefixes)
 
@@ -34,86 +61,344 @@ def run(manager, request):
 # -- blocks_for --
 
 
+@pytest.mark.exercise("block_manager.blocks_for")
 def test_a_partial_block_counts_as_a_whole_one():
     """The 33rd token needs a third block of 16."""
-    assert blocks_for(33, 16) == 3
-    assert blocks_for(1, 16) == 1
+    assert blocks_for(33, 16) == 3, "the 33rd token needs a third block: do you round down?"
+    assert blocks_for(1, 16) == 1, "one token needs a block too: do you round to the nearest?"
 
 
+@pytest.mark.exercise("block_manager.blocks_for")
 def test_a_full_block_needs_no_extra_one():
     """32 tokens fill two blocks of 16 exactly."""
-    assert blocks_for(32, 16) == 2
-    assert blocks_for(0, 16) == 0
+    assert blocks_for(32, 16) == 2, "32 tokens fill 2 blocks exactly: do you always add one?"
+    assert blocks_for(16, 16) == 1, "16 tokens fill 1 block exactly: do you always add one?"
 
 
-# -- BlockPool --
+@pytest.mark.exercise("block_manager.blocks_for")
+def test_no_tokens_need_no_block():
+    """A request that has nothing computed yet owns nothing."""
+    assert blocks_for(0, 16) == 0, "no token, no block: do you start counting at 1?"
 
 
+@pytest.mark.exercise("block_manager.blocks_for")
+def test_the_block_size_is_the_callers():
+    """Not every engine has blocks of 16, and a count is a whole number."""
+    assert blocks_for(9, 4) == 3, "9 tokens in blocks of 4: is a block size written into your code?"
+    assert blocks_for(257, 256) == 2, "257 tokens are one more than a block of 256 holds"
+    number = blocks_for(33, 16)
+    assert isinstance(number, int), f"{number!r} is no int: do you divide with / somewhere?"
+
+
+# -- BlockPool.allocate --
+
+
+@pytest.mark.exercise("block_manager.BlockPool.allocate")
 def test_allocate_takes_from_the_front():
     """Blocks are given away in the order of the queue, each with one owner."""
     pool = BlockPool(4)
-    assert pool.allocate(2) == [0, 1]
-    assert pool.ref_counts == [1, 1, 0, 0]
-    assert list(pool.free_ids) == [2, 3]
+    assert pool.allocate(2) == [0, 1], (
+        "blocks come from the front of the queue: which end does popitem take by default?"
+    )
+    assert list(pool.free_ids) == [2, 3], "a block given away leaves the queue: is it still in it?"
+    assert pool.ref_counts == [1, 1, 0, 0], "a block given away has one owner: did you count it?"
+    assert pool.allocate(1) == [2], "the next call goes on where the last one stopped"
 
 
+@pytest.mark.exercise("block_manager.BlockPool.allocate")
 def test_allocate_is_all_or_nothing():
     """A request for more than is free takes nothing."""
     pool = BlockPool(2)
-    with pytest.raises(ValueError, match="3 blocks wanted, 2 free"):
-        pool.allocate(3)
-    assert pool.num_free == 2
-    pool.check()
+    error = error_of(pool.allocate, 3)
+    assert isinstance(error, ValueError), "3 of 2 blocks is a ValueError: do you ask before taking?"
+    assert pool.num_free == 2, "a refused call takes nothing: do you ask before taking?"
+    assert pool.ref_counts == [0, 0], "a refused call changes no count: do you ask before taking?"
 
 
+@pytest.mark.exercise("block_manager.BlockPool.allocate")
+def test_a_refusal_names_both_numbers():
+    """The message says what was wanted and what there is."""
+    message = str(error_of(BlockPool(2).allocate, 3))
+    assert "3" in message, f"{message!r} does not say how many blocks were wanted"
+    assert "2" in message, f"{message!r} does not say how many blocks are free"
+
+
+@pytest.mark.exercise("block_manager.BlockPool.allocate")
+def test_the_last_block_can_be_taken():
+    """A pool may be used up completely; taking nothing is fine too."""
+    pool = BlockPool(2)
+    assert pool.allocate(0) == [], "no blocks wanted, none taken"
+    error = error_of(pool.allocate, 2)
+    assert error is None, "2 of 2 blocks are there: do you compare with >= where > is meant?"
+    assert pool.num_free == 0, "both blocks are taken now"
+
+
+@pytest.mark.exercise("block_manager.BlockPool.allocate")
+def test_a_block_given_away_loses_its_content():
+    """A later lookup must not find keys and values that are being overwritten."""
+    contents = Contents(0, 1, 2)
+    BlockPool(3, contents).allocate(2)
+    assert contents.block_ids == {2}, (
+        "the new owner overwrites blocks 0 and 1: who tells the prefix cache to forget them?"
+    )
+
+
+# -- BlockPool.share --
+
+
+@pytest.mark.exercise("block_manager.BlockPool.share")
+def test_sharing_adds_an_owner():
+    """The count goes up by one for each block, each time."""
+    pool = BlockPool(3)
+    pool.allocate(2)
+    error = error_of(pool.share, [0, 1])
+    assert error is None, "an owned block is not in the queue: do you take it out all the same?"
+    pool.share([1])
+    assert pool.ref_counts == [2, 3, 0], "one more owner each time: do you add, or set?"
+    assert list(pool.free_ids) == [2], "block 2 is free, and nobody else's business"
+
+
+@pytest.mark.exercise("block_manager.BlockPool.share")
+def test_sharing_a_free_block_takes_it_out_of_the_queue():
+    """A hit on a block without an owner makes it owned; nobody else may be given it."""
+    pool = BlockPool(3)
+    pool.share([1])
+    assert list(pool.free_ids) == [0, 2], (
+        "block 1 has an owner now: is it still in the queue, for somebody else to take?"
+    )
+    assert pool.ref_counts == [0, 1, 0], "block 1 had no owner and has one now"
+
+
+@pytest.mark.exercise("block_manager.BlockPool.share")
+def test_sharing_keeps_the_content():
+    """The content is the reason for sharing."""
+    contents = Contents(0, 1)
+    BlockPool(2, contents).share([0])
+    assert contents.block_ids == {0, 1}, "nobody overwrites a shared block: why forget its content?"
+
+
+# -- BlockPool.free --
+
+
+@pytest.mark.exercise("block_manager.BlockPool.free")
+def test_a_block_without_owners_is_free():
+    """What was taken comes back, once."""
+    pool = BlockPool(3)
+    pool.free(pool.allocate(2))
+    assert pool.ref_counts == [0, 0, 0], "one owner less each: do you count down?"
+    assert sorted(pool.free_ids) == [0, 1, 2], "a block without owners goes back into the queue"
+
+
+@pytest.mark.exercise("block_manager.BlockPool.free")
 def test_a_shared_block_is_free_only_after_its_last_owner_left():
     """Reference counts go up with each owner and down with each free."""
     pool = BlockPool(2)
     block_ids = pool.allocate(1)
     pool.share(block_ids)
     pool.free(block_ids)
-    assert pool.num_free == 1
+    assert pool.num_free == 1, "the other owner still reads block 0: is it free already?"
+    assert pool.ref_counts == [1, 0], "two owners, one left: do you take away one, or all?"
     pool.free(block_ids)
-    assert pool.num_free == 2
+    assert pool.num_free == 2, "the last owner has left: block 0 is free"
     pool.check()
 
 
-def test_sharing_a_free_block_takes_it_out_of_the_queue():
-    """A hit on a block without an owner makes it owned; nobody else may be given it."""
-    pool = BlockPool(3)
-    pool.share([1])
-    pool.check()
-    assert pool.allocate(2) == [0, 2]
-
-
+@pytest.mark.exercise("block_manager.BlockPool.free")
 def test_blocks_without_content_are_used_before_cached_ones():
     """Whatever the order of freeing, content that can be reused is kept longest."""
-    prefixes = PrefixCache(1)
-    pool = BlockPool(3, prefixes)
+    contents = Contents()
+    pool = BlockPool(3, contents)
     pool.allocate(3)
-    prefixes.insert(None, (7,), 0)
-    pool.free([0])
-    pool.free([2])
-    pool.free([1])
-    assert list(pool.free_ids) == [1, 2, 0]
+    contents.block_ids.add(0)  # computed meanwhile, and published
+    pool.free([0, 2, 1])
+    assert list(pool.free_ids)[-1] == 0, (
+        "block 0 can still be found: does it go to the back, to be taken last?"
+    )
+    assert list(pool.free_ids) == [1, 2, 0], (
+        "blocks 2 and 1 hold nothing of use: do they go to the front, before all content?"
+    )
 
 
+@pytest.mark.exercise("block_manager.BlockPool.free")
+def test_freeing_keeps_the_content():
+    """A free block is still found, until somebody takes it."""
+    contents = Contents()
+    pool = BlockPool(2, contents)
+    block_ids = pool.allocate(2)
+    contents.block_ids.update(block_ids)
+    pool.free(block_ids)
+    assert contents.block_ids == {0, 1}, "the content stays until the block is given away"
+
+
+@pytest.mark.exercise("block_manager.BlockPool.free")
 def test_the_longest_unused_content_is_given_up_first():
     """Least recently used: a block that was shared in between is young again."""
-    prefixes = PrefixCache(1)
-    pool = BlockPool(3, prefixes)
-    pool.allocate(3)
-    for block_id in range(3):
-        prefixes.insert(None, (block_id,), block_id)
+    contents = Contents()
+    pool = BlockPool(3, contents)
+    contents.block_ids.update(pool.allocate(3))
     pool.free([0, 1, 2])
     pool.share([0])
     pool.free([0])
-    assert pool.allocate(2) == [1, 2]
-    assert prefixes.holds(0)
+    assert list(pool.free_ids) == [1, 2, 0], "block 0 was used last: is it the last to go?"
 
 
-def test_a_block_given_away_loses_its_content():
-    """A later lookup must not find keys and values that are being overwritten."""
+# -- BlockManager.can_allocate --
+
+
+@pytest.mark.exercise("block_manager.BlockManager.can_allocate")
+def test_every_free_block_can_be_taken():
+    """Without a watermark the limit is what is free, the last block included."""
+    manager = make_manager(num_blocks=3)
+    manager.pool.allocate(1)
+    assert manager.can_allocate(2, False), "2 of 3 are free: the last one counts, is it < or <=?"
+    assert not manager.can_allocate(3, False), "2 are free, 3 are not: do you count owned blocks?"
+    assert manager.pool.num_free == 2, "asking takes nothing"
+
+
+@pytest.mark.exercise("block_manager.BlockManager.can_allocate")
+def test_admission_leaves_the_watermark_free():
+    """10 blocks, a fifth of them in reserve: a newcomer gets 8 at most."""
+    manager = make_manager(num_blocks=10, watermark=0.2)
+    assert not manager.can_allocate(9, True), "9 of 10 would leave 1: does the reserve of 2 count?"
+    assert manager.can_allocate(8, True), "8 of 10 leave the 2 in reserve: is it < or <=?"
+
+
+@pytest.mark.exercise("block_manager.BlockManager.can_allocate")
+def test_growth_may_use_the_reserve():
+    """The reserve is there for requests that run."""
+    manager = make_manager(num_blocks=10, watermark=0.2)
+    assert manager.can_allocate(10, False), (
+        "the reserve is there for requests that run: do you keep it from them too?"
+    )
+
+
+@pytest.mark.exercise("block_manager.BlockManager.can_allocate")
+def test_nothing_can_always_be_taken():
+    """Whoever needs no block is not held up by a pool that is empty, or by the watermark."""
+    manager = make_manager(num_blocks=2, watermark=0.5)
+    manager.pool.allocate(2)
+    assert manager.can_allocate(0, False), "no block is wanted, so none is missing"
+    assert manager.can_allocate(0, True), "no block is wanted: does the reserve stand in the way?"
+    assert manager.can_allocate(-1, True), "a table longer than needed is fine: less than none"
+
+
+@pytest.mark.exercise("block_manager.BlockManager.can_allocate")
+def test_cached_blocks_without_an_owner_are_free():
+    """Content that could be reused is no reason to refuse a request."""
+    manager = BlockManager(2, 4, prefixes=Contents(0, 1))
+    assert manager.can_allocate(2, False), "content without an owner gives way: do you count it?"
+
+
+# -- BlockManager.allocate: when a block is needed --
+
+
+@pytest.mark.exercise("block_manager.BlockManager.allocate")
+@pytest.mark.parametrize(("num_tokens", "blocks"), [(3, 1), (4, 1), (5, 2), (8, 2), (9, 3)])
+def test_a_block_is_needed_exactly_when_a_token_starts_one(num_tokens, blocks):
+    """Prompts of B-1, B, B+1, 2B and 2B+1 tokens."""
+    manager = make_manager()
+    request = make_request(range(num_tokens))
+    assert manager.allocate(request, num_tokens), "8 blocks of 4 are free: this fits"
+    assert len(request.block_table) == blocks, (
+        f"{num_tokens} tokens in blocks of 4 need {blocks}: does the table get exactly those?"
+    )
+
+
+@pytest.mark.exercise("block_manager.BlockManager.allocate")
+def test_a_growing_request_gets_a_block_at_each_boundary():
+    """Token by token, as in decode: the tokens 1, 5 and 9 start a block of 4, no other does."""
+    manager = make_manager()
+    request = make_request([])
+    lengths = []
+    for num_tokens in range(1, 10):
+        assert manager.allocate(request, num_tokens), f"token {num_tokens} fits: 8 blocks of 4"
+        lengths.append(len(request.block_table))
+    assert lengths == [1, 1, 1, 1, 2, 2, 2, 2, 3], (
+        "the table already covers some tokens: do you take blocks for those once more?"
+    )
+
+
+@pytest.mark.exercise("block_manager.BlockManager.allocate")
+@pytest.mark.parametrize("length", [3, 4, 7, 8])
+def test_the_last_slot_of_a_block_is_filled_without_a_free_block(length):
+    """With nothing free, a token inside a block is fine, one that starts a block is not."""
+    manager = make_manager(num_blocks=blocks_for(length, 4))
+    request = make_request(range(length))
+    assert manager.allocate(request, length), f"{length} tokens fit into this pool exactly"
+    assert manager.pool.num_free == 0, f"{length} tokens use up this pool"
+    fits = length % 4 != 0
+    error = error_of(manager.allocate, request, length + 1)
+    assert error is None, "nothing free is answered with False: do you ask can_allocate first?"
+    assert manager.allocate(request, length + 1) is fits, (
+        "nothing is free: filling the last slot of a block is fine, crossing into a new one not"
+    )
+    assert len(request.block_table) == blocks_for(length, 4), "a refusal must not change the table"
+
+
+@pytest.mark.exercise("block_manager.BlockManager.allocate")
+def test_a_refused_allocation_takes_nothing():
+    """All or nothing: three blocks missing, two free."""
+    manager = make_manager(num_blocks=2)
+    request = make_request(range(12))
+    error = error_of(manager.allocate, request, 12)
+    assert error is None, "3 blocks missing, 2 free is answered with False: do you ask first?"
+    assert manager.allocate(request, 12) is False, "3 blocks missing, 2 free: the answer is False"
+    assert request.block_table == [], "a refusal leaves the table as it was"
+    assert manager.pool.num_free == 2, "a refusal takes no block: do you ask for all at once?"
+
+
+@pytest.mark.exercise("block_manager.BlockManager.allocate")
+def test_growing_keeps_the_blocks_in_front():
+    """A table only grows at its end: the keys in the older blocks stay valid."""
+    manager = make_manager()
+    request = make_request(range(4))
+    manager.allocate(request, 4)
+    before = list(request.block_table)
+    manager.allocate(request, 9)
+    assert request.block_table[:1] == before, (
+        "a table grows at its end: the first block holds keys that are still needed"
+    )
+    assert len(set(request.block_table)) == 3, "9 tokens in blocks of 4: three different blocks"
+
+
+@pytest.mark.exercise("block_manager.BlockManager.allocate")
+def test_fewer_tokens_than_the_table_covers_change_nothing():
+    """Asking again for what is there takes nothing and gives nothing back."""
+    manager = make_manager()
+    request = make_request(range(12))
+    request.block_table = manager.pool.allocate(3)
+    assert manager.allocate(request, 5), "5 tokens are covered by the 3 blocks of the table"
+    assert request.block_table == [0, 1, 2], "the table covers more than asked for: leave it"
+
+
+@pytest.mark.exercise("block_manager.BlockManager.allocate")
+def test_watermark_blocks_are_kept_for_those_that_run():
+    """Admission leaves the reserve, growth may use it."""
+    manager = make_manager(num_blocks=10, watermark=0.2)
+    newcomer = make_request(range(36))
+    assert not manager.allocate(newcomer, 36, keep_watermark=True), (
+        "a newcomer with 9 of 10 blocks would leave 1: do you pass keep_watermark on?"
+    )
+    assert manager.allocate(newcomer, 32, keep_watermark=True), "8 of 10 leave the reserve of 2"
+    assert manager.allocate(newcomer, 40), "a running request may take the last two"
+
+
+@pytest.mark.exercise("block_manager.BlockManager.allocate")
+def test_admission_without_new_blocks_ignores_the_watermark():
+    """A request whose tokens are all covered takes nothing, so it is always welcome."""
+    manager = make_manager(num_blocks=2, watermark=0.5)
+    request = make_request(range(8))
+    assert manager.allocate(request, 8), "2 blocks of 4 are free: 8 tokens fit"
+    assert manager.allocate(request, 8, keep_watermark=True), (
+        "no new block is needed: the watermark has no say"
+    )
+
+
+# -- the pool and the prefix cache --
+
+
+def test_content_is_gone_once_its_block_is_given_away():
+    """The pool tells the real prefix cache too."""
     prefixes = PrefixCache(1)
     pool = BlockPool(1, prefixes)
     prefixes.insert(None, (7,), *pool.allocate(1))
@@ -123,65 +408,18 @@ def test_a_block_given_away_loses_its_content():
     assert not prefixes.match([7, 8])
 
 
-# -- BlockManager.allocate: when a block is needed --
-
-
-@pytest.mark.parametrize(("num_tokens", "blocks"), [(3, 1), (4, 1), (5, 2), (8, 2), (9, 3)])
-def test_a_block_is_needed_exactly_when_a_token_starts_one(num_tokens, blocks):
-    """Prompts of B-1, B, B+1, 2B and 2B+1 tokens."""
-    manager = make_manager()
-    request = make_request(range(num_tokens))
-    assert manager.allocate(request, num_tokens)
-    assert len(request.block_table) == blocks
-
-
-@pytest.mark.parametrize("length", [3, 4, 7, 8])
-def test_the_last_slot_of_a_block_is_filled_without_a_free_block(length):
-    """With nothing free, a token inside a block is fine, one that starts a block is not."""
-    manager = make_manager(num_blocks=blocks_for(length, 4))
-    request = make_request(range(length))
-    assert manager.allocate(request, length)
-    assert manager.pool.num_free == 0
-    fits = length % 4 != 0
-    assert manager.allocate(request, length + 1) is fits
-    assert len(request.block_table) == blocks_for(length, 4), "a refusal must not change the table"
-
-
-def test_a_refused_allocation_takes_nothing():
-    """All or nothing: three blocks missing, two free."""
-    manager = make_manager(num_blocks=2)
-    request = make_request(range(12))
-    assert not manager.allocate(request, 12)
-    assert request.block_table == []
-    assert manager.pool.num_free == 2
-
-
-def test_growing_keeps_the_blocks_in_front():
-    """A table only grows at its end: the keys in the older blocks stay valid."""
-    manager = make_manager()
-    request = make_request(range(4))
-    manager.allocate(request, 4)
-    before = list(request.block_table)
-    manager.allocate(request, 9)
-    assert request.block_table[:1] == before
-    assert len(set(request.block_table)) == 3
-
-
-def test_watermark_blocks_are_kept_for_those_that_run():
-    """Admission leaves the reserve, growth may use it."""
-    manager = make_manager(num_blocks=10, watermark=0.2)
-    newcomer = make_request(range(36))
-    assert not manager.allocate(newcomer, 36, keep_watermark=True), "9 of 10 would leave 1"
-    assert manager.allocate(newcomer, 32, keep_watermark=True), "8 of 10 leave 2"
-    assert manager.allocate(newcomer, 40), "a running request may take the last two"
-
-
-def test_admission_without_new_blocks_ignores_the_watermark():
-    """A request whose tokens are all covered takes nothing, so it is always welcome."""
-    manager = make_manager(num_blocks=2, watermark=0.5)
-    request = make_request(range(8))
-    assert manager.allocate(request, 8)
-    assert manager.allocate(request, 8, keep_watermark=True)
+def test_content_is_kept_longest_and_the_oldest_goes_first():
+    """Blocks without content are taken first, then content in the order of its last use."""
+    prefixes = PrefixCache(1)
+    pool = BlockPool(4, prefixes)
+    pool.allocate(4)
+    for block_id in range(3):
+        prefixes.insert(None, (block_id,), block_id)
+    pool.free([0, 1, 3, 2])
+    pool.share([0])
+    pool.free([0])
+    assert pool.allocate(3) == [3, 1, 2]
+    assert prefixes.holds(0)
 
 
 # -- BlockManager and the prefix cache --
@@ -189,7 +427,7 @@ def test_admission_without_new_blocks_ignores_the_watermark():
 
 def test_equal_prompts_share_their_full_blocks():
     """The second request owns the first one's blocks too, and only its last one alone."""
-    manager = make_manager()
+    manager = make_manager(cached=True)
     first, second = make_request(range(10), "a"), make_request(range(10), "b")
     run(manager, first)
     assert manager.reuse_prefix(second) == 8
@@ -201,14 +439,14 @@ def test_equal_prompts_share_their_full_blocks():
 
 def test_a_fully_cached_prompt_still_leaves_its_last_token():
     """8 tokens in blocks of 4, all known: only 4 are reused."""
-    manager = make_manager()
+    manager = make_manager(cached=True)
     run(manager, make_request(range(8), "a"))
     assert manager.reuse_prefix(make_request(range(8), "b")) == 4
 
 
 def test_blocks_outlive_their_request_until_they_are_needed():
     """Freed blocks with content are free and found, until somebody takes them."""
-    manager = make_manager(num_blocks=3)
+    manager = make_manager(num_blocks=3, cached=True)
     first = make_request(range(9), "a")
     run(manager, first)
     manager.free(first)
@@ -225,7 +463,7 @@ def test_blocks_outlive_their_request_until_they_are_needed():
 
 def test_the_tail_of_a_prefix_is_given_up_before_its_head():
     """One new block costs the last block of the cached chain, not the first."""
-    manager = make_manager(num_blocks=3)
+    manager = make_manager(num_blocks=3, cached=True)
     first = make_request(range(13), "a")
     run(manager, make_request([], "none"))
     assert manager.allocate(first, 12)
@@ -237,7 +475,7 @@ def test_the_tail_of_a_prefix_is_given_up_before_its_head():
 
 def test_two_equal_prompts_in_one_step_free_every_block_once():
     """Both computed before either was published: counts are right and all comes back."""
-    manager = make_manager()
+    manager = make_manager(cached=True)
     pair = [make_request(range(9), "a"), make_request(range(9), "b")]
     for request in pair:
         assert manager.reuse_prefix(request) == 0
@@ -254,7 +492,7 @@ def test_two_equal_prompts_in_one_step_free_every_block_once():
 
 def test_only_computed_full_blocks_are_published():
     """7 of 9 tokens computed: one block of 4 can be found."""
-    manager = make_manager()
+    manager = make_manager(cached=True)
     request = make_request(range(9))
     manager.allocate(request, 9)
     manager.publish(request, 7)
@@ -263,7 +501,7 @@ def test_only_computed_full_blocks_are_published():
 
 def test_publish_goes_on_where_it_stopped():
     """Chunk after chunk of one prompt becomes known as one chain."""
-    manager = make_manager()
+    manager = make_manager(cached=True)
     request = make_request(range(12))
     manager.allocate(request, 12)
     for num_tokens in (3, 4, 6, 12):
@@ -273,7 +511,7 @@ def test_publish_goes_on_where_it_stopped():
 
 def test_publish_goes_on_behind_reused_blocks():
     """A longer prompt reuses two blocks and publishes its third one behind them."""
-    manager = make_manager()
+    manager = make_manager(cached=True)
     run(manager, make_request(range(9), "a"))
     run(manager, make_request(range(13), "b"))
     assert manager.reuse_prefix(make_request(range(13), "c")) == 12
@@ -281,7 +519,7 @@ def test_publish_goes_on_behind_reused_blocks():
 
 def test_publish_after_free_does_nothing():
     """A preempted request's step may be read after its blocks are gone."""
-    manager = make_manager()
+    manager = make_manager(cached=True)
     request = make_request(range(8))
     manager.allocate(request, 8)
     manager.free(request)
@@ -291,7 +529,7 @@ def test_publish_after_free_does_nothing():
 
 def test_without_a_prefix_cache_nothing_is_reused():
     """The null object: same calls, no hits."""
-    manager = make_manager(cached=False)
+    manager = make_manager()
     run(manager, make_request(range(9), "a"))
     assert manager.reuse_prefix(make_request(range(9), "b")) == 0
     assert isinstance(manager.prefixes, NoPrefixes)
@@ -305,7 +543,7 @@ def test_max_tokens_is_the_whole_pool():
 
 def test_check_notices_a_block_owned_twice():
     """The invariant checker must fail on what it exists for."""
-    manager = make_manager()
+    manager = make_manager(cached=True)
     one, two = make_request(range(4), "a"), make_request(range(4), "b")
     manager.allocate(one, 4)
     two.block_table = list(one.block_table)

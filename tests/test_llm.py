@@ -351,6 +351,13 @@ def test_a_small_cache_lowers_max_model_len_or_refuses_the_one_asked_for(checkpo
         make_llm(checkpoint, max_model_len=999)
 
 
+def test_too_little_memory_is_one_message_with_numbers(checkpoint):
+    """A share so small that no block fits: weights, activations and KV are told apart."""
+    words = "no block.*Weights take 0 MiB, activations up to.*KV cache may take 0 MiB"
+    with pytest.raises(ValueError, match=words):
+        make_llm(checkpoint, num_kv_blocks=None, memory_utilization=1e-9)
+
+
 def test_devices_and_types_that_do_not_exist_are_refused(checkpoint):
     """With what would work instead."""
     with pytest.raises(ValueError, match="device='tpu9000'.*'auto'"):

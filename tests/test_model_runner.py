@@ -9,9 +9,11 @@ from stand_in import STAND_IN_OPS, StandInModel, make_engine, make_request, next
 from minivllm.engine import kv_budget
 from minivllm.model_runner import (
     CPU_MEMORY_CAP,
+    activation_bytes,
     allocate_kv_cache,
     kv_block_bytes,
     longest_request,
+    memory_sentence,
     num_blocks_that_fit,
 )
 from minivllm.request import Chunk
@@ -46,8 +48,22 @@ def test_longest_request_is_what_was_asked_for_trained_for_or_fits():
 
 def test_no_memory_at_all_is_said_with_numbers():
     """Zero blocks: the message tells what a block needs and what to change."""
-    with pytest.raises(ValueError, match="no block.*num_kv_blocks or memory_utilization"):
-        longest_request(0, 16, None, model_max=8192)
+    memory = memory_sentence(2**28, 2**26, -5, 2**20)
+    assert memory == (
+        "Weights take 256 MiB, activations up to 64 MiB; the KV cache may take 0 MiB, and a block"
+        " takes 1.00 MiB."
+    )
+    with pytest.raises(ValueError, match=r"no block.*memory_utilization.*Weights take 256 MiB"):
+        longest_request(0, 16, None, 8192, memory)
+
+
+def test_activations_grow_with_tokens_and_include_logits_and_sampler():
+    """Two tokens, one sample: 2 x (3 x 8 + 3 x 10) x 4 bytes, and 3 x 100 x 4 for the logits."""
+    shape = SimpleNamespace(
+        num_heads=2, num_kv_heads=1, head_dim=4, intermediate_size=10, hidden_size=8, vocab_size=100
+    )
+    assert activation_bytes(shape, 2, 1, torch.float32) == 432 + 1200
+    assert activation_bytes(shape, 2, 3, torch.float32) == 432 + 3600
 
 
 def test_on_a_cpu_the_cache_takes_a_share_of_available_memory_with_a_cap(monkeypatch):

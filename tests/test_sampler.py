@@ -578,6 +578,17 @@ def test_mix_bits_is_splitmix64() -> None:
         assert mix_bits(torch.tensor(x)).item() % 2**64 == python_mix(x % 2**64)
 
 
+def test_hash_counter_is_a_sequence_of_the_scrambled_seed() -> None:
+    """The numbers do not depend on the machine or the version, so a seed lasts."""
+    golden = sampler.GOLDEN % 2**64
+    for seed, counter in ((0, 0), (0, 1), (5, 0), (2**63 - 1, 2**20)):
+        start = python_mix((seed + golden) % 2**64)
+        expected = python_mix((start + (counter + 1) * golden) % 2**64)
+        bits = hash_counter(torch.tensor(seed), torch.tensor(counter)).item()
+        assert bits % 2**64 == expected
+    assert hash_counter(torch.tensor(0), torch.tensor(0)).item() == -6411193824288604561
+
+
 def test_one_input_bit_flips_half_the_output_bits() -> None:
     """On average over inputs, for each of the 64 input bits."""
     inputs = hash_counter(torch.tensor(1), torch.arange(500))
