@@ -107,7 +107,6 @@ class ModelConfig:
     mlp_bias: bool
     qk_norm: bool  # RMSNorm over each query and key head (Qwen3)
     dtype: str  # as the checkpoint declares it
-    eos_token_ids: tuple[int, ...]
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> ModelConfig:
@@ -139,7 +138,6 @@ class ModelConfig:
             mlp_bias=architecture == "LlamaForCausalLM" and bool(raw.get("mlp_bias", False)),
             qk_norm=architecture == "Qwen3ForCausalLM",
             dtype=raw.get("dtype") or raw.get("torch_dtype") or "float32",
-            eos_token_ids=_ids(raw.get("eos_token_id")),
         )
 
 
@@ -231,12 +229,6 @@ def _field(raw: Mapping[str, Any], name: str) -> Any:
     if raw.get(name) is None:
         raise ValueError(f"config.json has no {name!r}; is the checkpoint complete?")
     return raw[name]
-
-
-def _ids(value: int | list[int] | None) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return (value,) if isinstance(value, int) else tuple(value)
 
 
 # -- checks that several modules share: each names the setting, its value and what is allowed --

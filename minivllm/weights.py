@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +24,10 @@ from minivllm.model import CausalLM, Ops
 def read_config(path: str | Path) -> ModelConfig:
     """What `config.json` in the directory `path` says of the model.
 
-    The end-of-sequence ids of `generation_config.json`, where there is one, are added: chat
-    models often name only there the token that ends a turn.
     Raises ValueError if `config.json` is missing or no JSON object, or for a model that is not
     supported.
     """
-    config = ModelConfig.from_dict(_read_json(Path(path) / "config.json"))
-    generation = Path(path) / "generation_config.json"
-    if not generation.exists():
-        return config
-    ids = _read_json(generation).get("eos_token_id")
-    more = tuple(ids) if isinstance(ids, list) else () if ids is None else (ids,)
-    return replace(config, eos_token_ids=tuple(dict.fromkeys(config.eos_token_ids + more)))
+    return ModelConfig.from_dict(_read_json(Path(path) / "config.json"))
 
 
 def load_model(

@@ -168,21 +168,19 @@ def test_config_json_is_read():
         rms_norm_eps=1e-5,
         tie_word_embeddings=True,
         torch_dtype="bfloat16",
-        eos_token_id=[2, 3],
     )
     assert (config.vocab_size, config.hidden_size, config.num_layers) == (100, 64, 2)
     assert (config.num_heads, config.num_kv_heads, config.head_dim) == (4, 2, 32)
     assert (config.intermediate_size, config.max_position) == (128, 2048)
     assert (config.rms_norm_eps, config.dtype) == (1e-5, "bfloat16")
     assert config.tie_word_embeddings is True
-    assert config.eos_token_ids == (2, 3)
 
 
 def test_what_config_json_may_leave_out():
     """Heads without groups, the usual head size, no ties, no end tokens, float32."""
     config = read(num_key_value_heads=None)
     assert (config.num_kv_heads, config.head_dim) == (4, 16)
-    assert (config.tie_word_embeddings, config.eos_token_ids) == (False, ())
+    assert config.tie_word_embeddings is False
     assert config.dtype == "float32"
 
 

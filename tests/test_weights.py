@@ -225,15 +225,6 @@ def test_missing_and_invalid_config_json_are_errors(tmp_path: Path) -> None:
         read_config(tmp_path)
 
 
-def test_end_tokens_of_generation_config_are_added(tmp_path: Path) -> None:
-    """`eos_token_id` there may be one id or several; none is lost, none is doubled."""
-    save(tmp_path, tensors())
-    assert read_config(tmp_path).eos_token_ids == (2,)
-    for there, expected in ((4, (2, 4)), ([3, 2], (2, 3)), (None, (2,))):
-        (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": there}))
-        assert read_config(tmp_path).eos_token_ids == expected
-
-
 def test_progress_is_drawn_on_stderr_only_where_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
