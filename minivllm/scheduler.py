@@ -261,9 +261,17 @@ class Scheduler:
             self.memory.publish(request, chunk.end)
             if request.is_finished and request.num_in_flight == 0:
                 self.memory.free(request)
+        self._dismiss(finished)
+        return finished
+
+    def _dismiss(self, finished: list[Request]) -> None:
+        """Take finished requests out of the queues."""
         if finished:
             self.running = [request for request in self.running if not request.is_finished]
-        return finished
+        for request in finished:
+            # Preempted while its last token was in flight: it waits to be computed again.
+            if request.num_computed_tokens == 0:
+                self.waiting.remove(request)
 
     def rollback(self, output: SchedulerOutput) -> None:
         """Forget a step whose results never came (an error or Ctrl-C in the middle of it).

@@ -343,6 +343,20 @@ def test_a_preempted_request_waits_for_its_token_in_flight():
     assert shape(scheduler.schedule()) == [("new", 0, 7, True, False)]
 
 
+def test_a_preempted_request_may_finish_with_its_token_in_flight():
+    """It was thrown out a moment too early: it has all its tokens and is not computed again."""
+    old, new = make_request("old", 5, max_tokens=9), make_request("new", 5, max_tokens=2)
+    scheduler = make_scheduler(max_tokens=12, requests=[old, new])
+    scheduler.update(scheduler.schedule(), [1, 2])
+    flying = scheduler.schedule()
+    second = scheduler.schedule()
+    assert second.preempted == [new]
+    assert scheduler.update(flying, [3, 4]) == [new]
+    assert not scheduler.waiting
+    assert new.output_token_ids == [2, 4]
+    scheduler.update(second, [5])
+
+
 def test_rollback_forgets_a_step_that_broke_off():
     """The same step can be scheduled once more."""
     scheduler = make_scheduler(budget=5, requests=[make_request("a"), make_request("b")])
