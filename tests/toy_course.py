@@ -183,11 +183,25 @@ def make_toy(folder: Path, **changed: str) -> Path:
         "tests/test_boxes.py": changed.get("tests", TESTS),
         "course/lessons/01_boxes.md": changed.get("lesson", LESSON),
         "course/mistakes/01_boxes.py": changed.get("mistakes", MISTAKES),
+        # See course/notebooks.py: saves pytest 4 s at each start.
+        "rfc3987_syntax.py": "raise ImportError\n",
         ".gitignore": ".course/\n__pycache__/\n.pytest_cache/\n*.mine.ipynb\n",
     }
     for name, text in parts.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, "utf-8")
+    return folder
+
+
+def executed_toy(base: Path) -> Path:
+    """The toy, built and executed and committed, once for all tests below `base`: copy it."""
+    folder = base / "executed-toy"
+    if not folder.exists():
+        course(make_toy(folder), "build")
+        course(folder, "execute")
+        git(folder, "init", "-q", "-b", "main")
+        git(folder, "add", "-A")
+        git(folder, "commit", "-qm", "one")
     return folder
 
 

@@ -1,0 +1,21 @@
+"""The tooling of the course: `%load_ext course` in a notebook, `python -m course` in a terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Give the notebook `%%build`, `%check`, `%restore`, `%undo`, `%progress`."""
+    # Imported here: the processes that run checks import `course` too, and need no IPython.
+    from course.magics import Course
+
+    course = Course(shell)
+    shell.register_magics(course)
+    shell.events.register("pre_run_cell", course.import_changes)
+    shell.course = course
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """Take the hook out again, or `%reload_ext` would leave two."""
+    shell.events.unregister("pre_run_cell", shell.course.import_changes)

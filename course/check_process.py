@@ -1,0 +1,181 @@
+"""What runs inside the process of a check: limits, then pytest with the plugin below.
+
+Started by `check` as `python -m course.check_process FOLDER`. FOLDER/job.json says what to run;
+reports go to FOLDER/report-N, the stack of a test that does not end to FOLDER/stacks-N.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import json
+import os
+import sys
+from collections.abc import Mapping
+from importlib.abc import Loader, MetaPathFinder, SourceLoader
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from course import explain
+
+MAX_FILE = 64 << 20  # bytes: a loop that prints must not fill the disk
+MAX_MEMORY = 4 << 30  # bytes of own memory: a list that grows must not make the machine swap
+MAX_PRINTED = 300  # characters shown of what the learner's code printed
+HEAVY = ("numpy", "torch", "triton", "transformers")  # worth importing once, before forks
+
+
+def main(folder: Path) -> None:
+    """Run the job: once, or once for each variant in a fork."""
+    job = json.loads((folder / "job.json").read_text("utf-8"))
+    _limit()
+    for module in job["warm"]:
+        importlib.import_module(module)
+    if len(job["variants"]) == 1:
+        _run(job, folder, 0)
+    if hasattr(os, "fork"):  # without it no explanations; the check itself works everywhere
+        _run_in_forks(job, folder)
+
+
+def _run_in_forks(job: dict[str, Any], folder: Path) -> None:
+    """Run every variant in a child of its own, as many at a time as there are cores."""
+    num_running = 0
+    for index in range(len(job["variants"])):
+        if num_running >= (os.cpu_count() or 1):
+            os.wait()
+            num_running -= 1
+        if os.fork() == 0:
+            _run(job, folder, index)
+        num_running += 1
+    for _ in range(num_running):
+        os.wait()
+
+
+def _limit() -> None:
+    try:
+        import resource
+    except ImportError:
+        return  # Windows
+    limits = [("RLIMIT_FSIZE", MAX_FILE), ("RLIMIT_DATA", MAX_MEMORY), ("RLIMIT_CORE", 0)]
+    for name, value in limits:
+        kind = getattr(resource, name)
+        hard = resource.getrlimit(kind)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (value, hard))
+
+
+def _run(job: dict[str, Any], folder: Path, index: int) -> None:
+    """Run the tests of one variant; never returns."""
+    root = Path(job["root"])
+    sys.meta_path.insert(0, _Overlay(root, job["variants"][index]))
+    options = ["-q", "--noconftest", "-c", os.devnull, "--rootdir", str(root), "--tb=no"]
+    for name in ("cacheprovider", "faulthandler", "warnings", "doctest"):
+        options += ["-p", f"no:{name}"]
+    code = pytest.main([*options, job["tests"]], plugins=[Reporter(job, folder, index)])
+    os._exit(int(code))
+
+
+class Reporter:
+    """The pytest plugin: chooses the tests of the exercise, limits their time, reports."""
+
+    def __init__(self, job: dict[str, Any], folder: Path, index: int) -> None:
+        self.name, self.root, self.limit = job["name"], job["root"], job["limit"]
+        self.report = folder / f"report-{index}"
+        self.stacks = open(folder / f"stacks-{index}", "w")  # noqa: SIM115 - open to the end
+        self.compared: explain.Compared | None = None
+
+    def say(self, event: str, **more: Any) -> None:
+        """Write one event; each time anew, for the process may end at any moment."""
+        with open(self.report, "a", encoding="utf-8") as file:
+            file.write(json.dumps({"event": event, **more}) + "\n")
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """The marks that tests of the course carry."""
+        for mark in ("exercise(*names)", "model", "slow", "gpu", "browser", "traces"):
+            config.addinivalue_line("markers", mark)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """The test file, or the package it imports, cannot be imported."""
+        if report.failed:
+            self.say("broken", text=report.longreprtext)
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Keep the tests of the exercise."""
+        marks = [[n for m in item.iter_markers("exercise") for n in m.args] for item in items]
+        items[:] = [item for item, names in zip(items, marks) if self.name in names]
+        self.say("collected", tests=[item.name for item in items])
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """The clock of a test starts; at its end Python writes all stacks and exits."""
+        self.compared = None
+        self.say("start", test=nodeid.split("::")[-1])
+        faulthandler.dump_traceback_later(self.limit, exit=True, file=self.stacks)
+
+    def pytest_assertrepr_compare(self, op: str, left: object, right: object) -> None:
+        """Remember the two sides of the comparison that failed."""
+        self.compared = explain.compared(op, left, right)
+
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+        """Report how a phase of a test ended."""
+        if call.when == "teardown":
+            faulthandler.cancel_dump_traceback_later()
+        if call.excinfo is None:
+            if call.when == "call":
+                self.say("pass", test=item.name, seconds=call.duration)
+            return
+        error = explain.cause(call.excinfo.value)
+        if isinstance(error, pytest.skip.Exception) and not explain.in_package(error, self.root):
+            self.say("skip", test=item.name, reason=str(error))
+            return
+        printed = "".join(text for _, _, text in item._report_sections)[-MAX_PRINTED:]
+        shown = explain.explain(error, item.path, self.root, self.name, self.compared)
+        self.say("fail", test=item.name, printed=printed, **shown)
+
+    def pytest_sessionfinish(self) -> None:
+        """Which package was tested; the last word of a run that came to its end."""
+        package = sys.modules.get("minivllm." + self.name.split(".", 1)[0])
+        heavy = [name for name in HEAVY if name in sys.modules]
+        self.say("done", package=getattr(package, "__file__", None), heavy=heavy)
+
+    def pytest_unconfigure(self) -> None:
+        """End at once: threads that the learner's code left would keep the process."""
+        if sys.stdout:
+            sys.stdout.flush()
+        os._exit(0)
+
+
+class _Overlay(MetaPathFinder):
+    """Imports some modules of the package from given texts in place of their files."""
+
+    def __init__(self, root: Path, texts: Mapping[str, str]) -> None:
+        self.root, self.texts = root, texts
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        package, _, module = fullname.partition(".")
+        if package != "minivllm" or module not in self.texts:
+            return None
+        file = str(self.root / "minivllm" / f"{module}.py")
+        loader: Loader = _TextLoader(file, self.texts[module])
+        return spec_from_file_location(fullname, file, loader=loader)
+
+
+class _TextLoader(SourceLoader):
+    """A module's text from memory; never from compiled code kept for the file."""
+
+    def __init__(self, file: str, text: str) -> None:
+        self.file, self.text = file, text
+
+    def get_filename(self, fullname: str) -> str:
+        return self.file
+
+    def get_data(self, path: str) -> bytes:
+        if path != self.file:
+            raise OSError(path)
+        return self.text.encode("utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,36 @@
+"""How far the learner is, as text."""
+
+from __future__ import annotations
+
+from course.exercises import exercises
+
+SIGNS = {"passed": "■", "yours": "◧", "borrowed": "□", "open": "·"}
+LEGEND = "■ passed   ◧ yours, not checked   □ borrowed   · open"
+
+
+def chapter_line(notebook: str, states: dict[str, str]) -> str:
+    """One chapter: `03 block manager  ■■□□□□  2 of 6 yours`."""
+    words = [states[n] for n, e in exercises().items() if e.notebook == notebook and n in states]
+    boxes = "".join(SIGNS[word] for word in words)
+    num_yours = sum(word in ("passed", "yours") for word in words)
+    unchecked = words.count("yours")
+    note = f", {unchecked} not checked" if unchecked else ""
+    title = notebook.replace("_", " ")
+    return f"{title}  {boxes}  {num_yours} of {len(words)} yours{note}"
+
+
+def progress_map(states: dict[str, str]) -> str:
+    """All chapters with the names of their exercises, and how many are still borrowed."""
+    if not states:
+        return "There are no exercises yet."
+    lines = []
+    for notebook in dict.fromkeys(exercises()[name].notebook for name in states):
+        lines.append(chapter_line(notebook, states))
+        names = [name for name in states if exercises()[name].notebook == notebook]
+        lines += [f"    {SIGNS[states[n]]} {n.split('.', 1)[1]}" for n in names]
+    words = list(states.values())
+    num_yours = sum(word in ("passed", "yours") for word in words)
+    lines.append(
+        f"{num_yours} of {len(words)} exercises are yours; borrowed: {words.count('borrowed')}"
+    )
+    return "\n".join([*lines, LEGEND])
