@@ -1,6 +1,6 @@
 # `make` prints this list. Every target is one command that also works without make.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format check clean
+.PHONY: help setup learn lessons bench demo test lint format check clean
 
 BIN := .venv/bin
 
@@ -13,6 +13,17 @@ $(BIN)/minivllm: pyproject.toml
 	@touch $@
 
 setup: $(BIN)/minivllm  ## make .venv with the package, the tests and the linters
+
+learn: setup  ## open the course in JupyterLab
+	$(BIN)/jupyter lab notebooks
+
+lessons: setup  ## write notebooks and solutions from the lessons and run the gates
+	$(BIN)/python -m course build
+	$(BIN)/python -m course execute
+	$(BIN)/python -m course verify
+
+bench: setup  ## time the engine beside transformers
+	$(BIN)/python benchmarks/peers.py
 
 demo: setup  ## answer eight prompts and draw what the engine did
 	$(BIN)/minivllm demo

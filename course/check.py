@@ -103,7 +103,6 @@ def _environment(root: Path, folder: Path) -> dict[str, str]:
     paths = [str(root), str(TOOLS), os.environ.get("PYTHONPATH", "")]
     ours = {
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        "PYTHONDONTWRITEBYTECODE": "1",
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "HYPOTHESIS_STORAGE_DIRECTORY": str(folder / "hypothesis"),
         # What the tests import may draw: never into a window or a notebook.

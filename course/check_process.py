@@ -9,10 +9,11 @@ from __future__ import annotations
 import faulthandler
 import importlib
 import json
+import linecache
 import os
 import sys
 from collections.abc import Mapping
-from importlib.abc import Loader, MetaPathFinder, SourceLoader
+from importlib.abc import MetaPathFinder, SourceLoader
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
 from pathlib import Path
@@ -70,7 +71,7 @@ def _limit() -> None:
 def _run(job: dict[str, Any], folder: Path, index: int) -> None:
     """Run the tests of one variant; never returns."""
     root = Path(job["root"])
-    sys.meta_path.insert(0, _Overlay(root, job["variants"][index]))
+    sys.meta_path.insert(0, _FromText(root, job["variants"][index]))
     options = ["-q", "--noconftest", "-c", os.devnull, "--rootdir", str(root), "--tb=no"]
     for name in ("cacheprovider", "faulthandler", "warnings", "doctest"):
         options += ["-p", f"no:{name}"]
@@ -147,25 +148,28 @@ class Reporter:
         os._exit(0)
 
 
-class _Overlay(MetaPathFinder):
-    """Imports some modules of the package from given texts in place of their files."""
+class _FromText(MetaPathFinder):
+    """Imports the modules of the package from text, given or read now.
+
+    Never from compiled code kept for the file: that of a text just replaced may look valid.
+    """
 
     def __init__(self, root: Path, texts: Mapping[str, str]) -> None:
-        self.root, self.texts = root, texts
+        self.package, self.texts = root / "minivllm", texts
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         package, _, module = fullname.partition(".")
-        if package != "minivllm" or module not in self.texts:
+        file = self.package / f"{module}.py"
+        if package != "minivllm" or not file.is_file():
             return None
-        file = str(self.root / "minivllm" / f"{module}.py")
-        loader: Loader = _TextLoader(file, self.texts[module])
-        return spec_from_file_location(fullname, file, loader=loader)
+        if module in self.texts:
+            _show_as(str(file), self.texts[module])
+        loader = _TextLoader(str(file), self.texts.get(module))
+        return spec_from_file_location(fullname, str(file), loader=loader)
 
 
 class _TextLoader(SourceLoader):
-    """A module's text from memory; never from compiled code kept for the file."""
-
-    def __init__(self, file: str, text: str) -> None:
+    def __init__(self, file: str, text: str | None) -> None:
         self.file, self.text = file, text
 
     def get_filename(self, fullname: str) -> str:
@@ -174,7 +178,13 @@ class _TextLoader(SourceLoader):
     def get_data(self, path: str) -> bytes:
         if path != self.file:
             raise OSError(path)
-        return self.text.encode("utf-8")
+        return Path(path).read_bytes() if self.text is None else self.text.encode("utf-8")
+
+
+def _show_as(file: str, text: str) -> None:
+    """Tracebacks and `inspect` (Triton compiles what that finds) see the text, not the file."""
+    lines = [line + "\n" for line in text.split("\n")]
+    linecache.cache[file] = (len(text), None, lines, file)
 
 
 if __name__ == "__main__":

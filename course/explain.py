@@ -99,7 +99,7 @@ def _of_assert(
         came, expected = first.removeprefix("not "), "False"
     shown = {"hint": hint.strip(), "came": _shorten(came), "expected": expected}
     if _find_call(subject, name, frame) is None:
-        shown["looked"] = _shown(subject, frame)
+        shown["looked"] = subject.id if isinstance(subject, ast.Name) else _shown(subject, frame)
     return shown
 
 
@@ -166,28 +166,31 @@ def _called(
     call = _find_call(statement, name, frame)
     if call is None:
         start = frame.f_code.co_firstlineno
-        above = [
-            node
-            for node in ast.walk(_tree(path))
-            if isinstance(node, ast.Call)
-            and start <= node.lineno < line
-            and _is_call_of(node, name, frame)
-        ]
-        call = max(above, key=lambda node: node.lineno, default=None)
+        calls = [node for node in ast.walk(_tree(path)) if isinstance(node, ast.Call)]
+        above = [node for node in calls if start <= node.lineno < line]
+        found = [call for node in above if (call := _as_call(node, name, frame))]
+        call = max(found, key=lambda node: node.lineno, default=None)
     return _shown(call, frame) if call else None
 
 
 def _find_call(inside: ast.AST, name: str, frame: FrameType) -> ast.Call | None:
-    for node in ast.walk(inside):
-        if isinstance(node, ast.Call) and _is_call_of(node, name, frame):
-            return node
+    calls = [node for node in ast.walk(inside) if isinstance(node, ast.Call)]
+    return next((call for node in calls if (call := _as_call(node, name, frame))), None)
+
+
+def _as_call(node: ast.Call, name: str, frame: FrameType) -> ast.Call | None:
+    """The call, if it means the exercise; `error_of(pool.free, ids)` means `pool.free(ids)`."""
+    if _means(node.func, name, frame):
+        return node
+    if node.args and _means(node.args[0], name, frame):
+        called = ast.Call(node.args[0], node.args[1:], node.keywords)
+        return ast.copy_location(called, node)
     return None
 
 
-def _is_call_of(node: ast.Call, name: str, frame: FrameType) -> bool:
-    """Whether a call means the exercise: by its last name, and the class where it is known."""
+def _means(function: ast.expr, name: str, frame: FrameType) -> bool:
+    """Whether an expression is the exercise: its last name, and its class where it is known."""
     *_, owner, last = name.split(".")
-    function = node.func
     if isinstance(function, ast.Name):
         return function.id == last
     if not isinstance(function, ast.Attribute) or function.attr != last:

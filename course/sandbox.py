@@ -8,6 +8,7 @@ directory is, and the course from the real tree.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -21,6 +22,7 @@ from course import splice
 
 STRICT = "MINIVLLM_COURSE_STRICT"  # with it a failed check raises, without it it is shown
 CELL_LIMIT = 300  # seconds
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # of tracebacks, for terminals
 
 
 def make(folder: Path, reference: bool = False) -> Path:
@@ -122,4 +124,4 @@ def run_notebook(
         # Its own stderr holds warnings about the connection; that of the cells is an output.
         client.execute(env=environment(folder, strict), stderr=subprocess.DEVNULL)
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
-        raise ex.CourseError(str(error).strip()) from None
+        raise ex.CourseError(COLOUR.sub("", str(error)).strip()) from None

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import base64
 import io
+import os
+import platform
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from minivllm.figures import DPI, PALETTE, WIDTH, block_grid, request_timeline
@@ -294,6 +297,11 @@ def free_blocks(traces: Mapping[str, Trace], reserve: Mapping[str, int]) -> Pict
         ax.set_ylim(-1, max(free) + 1)
     alt = "Free blocks over steps, dashed: the reserve, crosses: preemptions."
     return picture(figure, f"{alt} {'; '.join(parts)}.")
+
+
+def this_machine() -> str:
+    """What measured numbers belong to: "2 cores (x86_64), 2026-11-29"."""
+    return f"{count(os.cpu_count() or 1, 'core')} ({platform.machine()}), {date.today()}"
 
 
 def speeds(tokens_per_s: Mapping[str, float], title: str) -> Picture:

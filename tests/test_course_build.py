@@ -10,7 +10,7 @@ from toy_course import ANSWERS, LESSON, PACKAGE, course, executed_toy, git, run,
 from course import build
 from course.exercises import CourseError
 from course.notebooks import as_text as text_of
-from course.notebooks import is_edited, read_notebook, write_notebook
+from course.notebooks import is_edited, new_cell, read_notebook, write_notebook
 
 NOTEBOOK, SOLUTION = "notebooks/01_boxes.ipynb", "solutions/01_boxes.ipynb"
 
@@ -117,7 +117,7 @@ def test_work_in_a_notebook_is_never_overwritten(toy, change):
     if change == "edit":
         nb.cells[3].source += "\n# mine"
     elif change == "add":
-        nb.cells.append(nb.cells[3] | {"id": "mine"})
+        nb.cells.append(new_cell("code", "1 + 1", "mine", {}))
     else:
         del nb.cells[3]
     write_notebook(toy / NOTEBOOK, text_of(nb))

@@ -36,6 +36,7 @@ def failure(folder, *gates: int) -> str:
 # -- the sound one -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # CI runs the same on the real chapters
 def test_a_sound_course_passes_every_gate(built):
     """Gates 1 to 6."""
     arguments = [word for gate in "123456" for word in ("--gate", gate)]

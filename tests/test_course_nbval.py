@@ -112,7 +112,7 @@ def test_only_tagged_outputs_are_compared(toy):
     ("code", "words"),
     [
         ("import os; os._exit(0)", "The kernel died in this cell"),
-        ("while True: pass", "Timeout of 3 seconds exceeded"),
+        pytest.param("while True: pass", "Timeout of 3 seconds exceeded", marks=pytest.mark.slow),
     ],
 )
 def test_a_cell_that_ends_or_never_ends_is_noticed_soon(toy, code, words):

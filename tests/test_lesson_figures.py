@@ -117,6 +117,11 @@ def test_shades_get_paler_and_stay_themselves():
     assert sum(shades[0]) < sum(shades[1]) < sum(shades[2]) < 3
 
 
+def test_numbers_name_their_machine_and_day():
+    """A speed without them says nothing to a reader elsewhere."""
+    assert re.fullmatch(r"\d+ cores? \(.+\), \d{4}-\d\d-\d\d", draw.this_machine())
+
+
 # -- the engine's map --
 
 

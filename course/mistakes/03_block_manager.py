@@ -1,28 +1,34 @@
 """Wrong answers that people really give, each with the words that its check must say.
 
 Read as text, never imported: the names in the bodies are those of `minivllm/block_manager.py`.
-The number in brackets is the invariant of the lesson that the answer breaks.
+Above each stands the rule of the lesson that the answer breaks.
 """
 
 # -- blocks_for --
 
 
-@mistake("block_manager.blocks_for", "do you round down?")  # [1]
+# rule 1
+@mistake("block_manager.blocks_for", "the 33rd token needs a third block: do you round down?")
 def blocks_for(num_tokens: int, block_size: int) -> int:
     return num_tokens // block_size
 
 
-@mistake("block_manager.blocks_for", "do you always add one?")  # [1]
+# rule 1
+@mistake("block_manager.blocks_for", "32 tokens fill 2 blocks exactly: do you always add one?")
 def blocks_for(num_tokens: int, block_size: int) -> int:
     return num_tokens // block_size + 1
 
 
-@mistake("block_manager.blocks_for", "do you start counting at 1?")  # [1]
+# rule 1
+@mistake("block_manager.blocks_for", "no token, no block: do you start counting at 1?")
 def blocks_for(num_tokens: int, block_size: int) -> int:
     return max(1, -(-num_tokens // block_size))
 
 
-@mistake("block_manager.blocks_for", "is a block size written into your code?")  # [1]
+# rule 1
+@mistake(
+    "block_manager.blocks_for", "9 tokens in blocks of 4: is a block size written into your code?"
+)
 def blocks_for(num_tokens: int, block_size: int) -> int:
     return (num_tokens + 15) // 16
 
@@ -30,7 +36,10 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
 # -- BlockPool.allocate --
 
 
-@mistake("block_manager.BlockPool.allocate", "do you ask before taking?")  # [4]
+# rule 4
+@mistake(
+    "block_manager.BlockPool.allocate", "a refused call takes nothing: do you ask before taking?"
+)
 def allocate(self, num_blocks: int) -> list[int]:
     block_ids = []
     for _ in range(num_blocks):
@@ -43,7 +52,11 @@ def allocate(self, num_blocks: int) -> list[int]:
     return block_ids
 
 
-@mistake("block_manager.BlockPool.allocate", "which end does popitem take by default?")  # [6]
+# rule 6
+@mistake(
+    "block_manager.BlockPool.allocate",
+    "blocks come from the front of the queue: which end does popitem take by default?",
+)
 def allocate(self, num_blocks: int) -> list[int]:
     if num_blocks > self.num_free:
         raise ValueError(f"{num_blocks} blocks wanted, {self.num_free} free")
@@ -54,14 +67,18 @@ def allocate(self, num_blocks: int) -> list[int]:
     return block_ids
 
 
-@mistake("block_manager.BlockPool.allocate", "did you count it?")  # [3]
+# rule 3
+@mistake("block_manager.BlockPool.allocate", "a block given away has one owner: did you count it?")
 def allocate(self, num_blocks: int) -> list[int]:
     if num_blocks > self.num_free:
         raise ValueError(f"{num_blocks} blocks wanted, {self.num_free} free")
     return [self.free_ids.popitem(last=False)[0] for _ in range(num_blocks)]
 
 
-@mistake("block_manager.BlockPool.allocate", "is it still in it?")  # [2]
+# rule 2
+@mistake(
+    "block_manager.BlockPool.allocate", "a block given away leaves the queue: is it still in it?"
+)
 def allocate(self, num_blocks: int) -> list[int]:
     if num_blocks > self.num_free:
         raise ValueError(f"{num_blocks} blocks wanted, {self.num_free} free")
@@ -72,7 +89,11 @@ def allocate(self, num_blocks: int) -> list[int]:
     return block_ids
 
 
-@mistake("block_manager.BlockPool.allocate", "who tells the prefix cache to forget them?")  # [6]
+# rule 6
+@mistake(
+    "block_manager.BlockPool.allocate",
+    "the new owner overwrites blocks 0 and 1: who tells the prefix cache to forget them?",
+)
 def allocate(self, num_blocks: int) -> list[int]:
     if num_blocks > self.num_free:
         raise ValueError(f"{num_blocks} blocks wanted, {self.num_free} free")
@@ -82,7 +103,11 @@ def allocate(self, num_blocks: int) -> list[int]:
     return block_ids
 
 
-@mistake("block_manager.BlockPool.allocate", "do you compare with >= where > is meant?")  # [4]
+# rule 4
+@mistake(
+    "block_manager.BlockPool.allocate",
+    "2 of 2 blocks are there: do you compare with >= where > is meant?",
+)
 def allocate(self, num_blocks: int) -> list[int]:
     if num_blocks >= self.num_free:
         raise ValueError(f"{num_blocks} blocks wanted, {self.num_free} free")
@@ -96,27 +121,39 @@ def allocate(self, num_blocks: int) -> list[int]:
 # -- BlockPool.share --
 
 
-@mistake("block_manager.BlockPool.share", "is it still in the queue")  # [2]
+# rule 2
+@mistake(
+    "block_manager.BlockPool.share",
+    "block 1 has an owner now: is it still in the queue, for somebody else to take?",
+)
 def share(self, block_ids: Iterable[int]) -> None:
     for block_id in block_ids:
         self.ref_counts[block_id] += 1
 
 
-@mistake("block_manager.BlockPool.share", "do you add, or set?")  # [3]
+# rule 3
+@mistake("block_manager.BlockPool.share", "one more owner each time: do you add, or set?")
 def share(self, block_ids: Iterable[int]) -> None:
     for block_id in block_ids:
         self.free_ids.pop(block_id, None)
         self.ref_counts[block_id] = 2
 
 
-@mistake("block_manager.BlockPool.share", "do you take it out all the same?")  # [2]
+# rule 2
+@mistake(
+    "block_manager.BlockPool.share",
+    "an owned block is not in the queue: do you take it out all the same?",
+)
 def share(self, block_ids: Iterable[int]) -> None:
     for block_id in block_ids:
         del self.free_ids[block_id]
         self.ref_counts[block_id] += 1
 
 
-@mistake("block_manager.BlockPool.share", "why forget its content?")  # [6]
+# rule 6
+@mistake(
+    "block_manager.BlockPool.share", "nobody overwrites a shared block: why forget its content?"
+)
 def share(self, block_ids: Iterable[int]) -> None:
     for block_id in block_ids:
         if self.ref_counts[block_id] == 0:
@@ -128,7 +165,8 @@ def share(self, block_ids: Iterable[int]) -> None:
 # -- BlockPool.free --
 
 
-@mistake("block_manager.BlockPool.free", "is it free already?")  # [3]
+# rule 3
+@mistake("block_manager.BlockPool.free", "the other owner still reads block 0: is it free already?")
 def free(self, block_ids: Iterable[int]) -> None:
     for block_id in block_ids:
         self.ref_counts[block_id] = 0
@@ -136,13 +174,18 @@ def free(self, block_ids: Iterable[int]) -> None:
         self.free_ids.move_to_end(block_id, last=self.prefixes.holds(block_id))
 
 
-@mistake("block_manager.BlockPool.free", "goes back into the queue")  # [2]
+# rule 2
+@mistake("block_manager.BlockPool.free", "a block without owners goes back into the queue")
 def free(self, block_ids: Iterable[int]) -> None:
     for block_id in block_ids:
         self.ref_counts[block_id] -= 1
 
 
-@mistake("block_manager.BlockPool.free", "does it go to the back, to be taken last?")  # [6]
+# rule 6
+@mistake(
+    "block_manager.BlockPool.free",
+    "block 0 can still be found: does it go to the back, to be taken last?",
+)
 def free(self, block_ids: Iterable[int]) -> None:
     for block_id in block_ids:
         self.ref_counts[block_id] -= 1
@@ -150,7 +193,8 @@ def free(self, block_ids: Iterable[int]) -> None:
             self.free_ids[block_id] = None
 
 
-@mistake("block_manager.BlockPool.free", "the content stays until the block is given away")  # [6]
+# rule 6
+@mistake("block_manager.BlockPool.free", "the content stays until the block is given away")
 def free(self, block_ids: Iterable[int]) -> None:
     for block_id in block_ids:
         self.ref_counts[block_id] -= 1
@@ -163,29 +207,48 @@ def free(self, block_ids: Iterable[int]) -> None:
 # -- BlockManager.can_allocate --
 
 
-@mistake("block_manager.BlockManager.can_allocate", "does the reserve of 2 count?")  # [7]
+# rule 7
+@mistake(
+    "block_manager.BlockManager.can_allocate", "9 of 10 would leave 1: does the reserve of 2 count?"
+)
 def can_allocate(self, num_blocks: int, keep_watermark: bool) -> bool:
     return num_blocks <= self.pool.num_free
 
 
-@mistake("block_manager.BlockManager.can_allocate", "do you keep it from them too?")  # [7]
+# rule 7
+@mistake(
+    "block_manager.BlockManager.can_allocate",
+    "the reserve is there for requests that run: do you keep it from them too?",
+)
 def can_allocate(self, num_blocks: int, keep_watermark: bool) -> bool:
     return num_blocks <= 0 or num_blocks + self.num_watermark_blocks <= self.pool.num_free
 
 
-@mistake("block_manager.BlockManager.can_allocate", "does the reserve stand in the way?")  # [7]
+# rule 7
+@mistake(
+    "block_manager.BlockManager.can_allocate",
+    "no block is wanted: does the reserve stand in the way?",
+)
 def can_allocate(self, num_blocks: int, keep_watermark: bool) -> bool:
     reserve = self.num_watermark_blocks if keep_watermark else 0
     return num_blocks + reserve <= self.pool.num_free
 
 
-@mistake("block_manager.BlockManager.can_allocate", "is it < or <=?")  # [7]
+# rule 7
+@mistake(
+    "block_manager.BlockManager.can_allocate",
+    "2 of 3 are free: the last one counts, is it < or <=?",
+)
 def can_allocate(self, num_blocks: int, keep_watermark: bool) -> bool:
     reserve = self.num_watermark_blocks if keep_watermark else 0
     return num_blocks <= 0 or num_blocks + reserve < self.pool.num_free
 
 
-@mistake("block_manager.BlockManager.can_allocate", "content without an owner gives way")  # [6]
+# rule 6
+@mistake(
+    "block_manager.BlockManager.can_allocate",
+    "content without an owner gives way: do you count it?",
+)
 def can_allocate(self, num_blocks: int, keep_watermark: bool) -> bool:
     reserve = self.num_watermark_blocks if keep_watermark else 0
     num_free = self.pool.num_free - len(self.cached_blocks())
@@ -195,7 +258,8 @@ def can_allocate(self, num_blocks: int, keep_watermark: bool) -> bool:
 # -- BlockManager.allocate --
 
 
-@mistake("block_manager.BlockManager.allocate", "does the table get exactly those?")  # [1]
+# rule 1
+@mistake("block_manager.BlockManager.allocate", "need 1: does the table get exactly those?")
 def allocate(self, request: Request, num_tokens: int, keep_watermark: bool = False) -> bool:
     missing = num_tokens // self.block_size + 1 - len(request.block_table)
     if not self.can_allocate(missing, keep_watermark):
@@ -205,7 +269,11 @@ def allocate(self, request: Request, num_tokens: int, keep_watermark: bool = Fal
     return True
 
 
-@mistake("block_manager.BlockManager.allocate", "the table already covers some tokens")  # [1]
+# rule 1
+@mistake(
+    "block_manager.BlockManager.allocate",
+    "the table already covers some tokens: do you take blocks for those once more?",
+)
 def allocate(self, request: Request, num_tokens: int, keep_watermark: bool = False) -> bool:
     missing = blocks_for(num_tokens, self.block_size)
     if not self.can_allocate(missing, keep_watermark):
@@ -214,7 +282,11 @@ def allocate(self, request: Request, num_tokens: int, keep_watermark: bool = Fal
     return True
 
 
-@mistake("block_manager.BlockManager.allocate", "filling the last slot of a block is fine")  # [1]
+# rule 1
+@mistake(
+    "block_manager.BlockManager.allocate",
+    "nothing is free: filling the last slot of a block is fine, crossing into a new one not",
+)
 def allocate(self, request: Request, num_tokens: int, keep_watermark: bool = False) -> bool:
     missing = blocks_for(num_tokens, self.block_size) - len(request.block_table)
     if not self.can_allocate(max(missing, 1), keep_watermark):
@@ -224,7 +296,11 @@ def allocate(self, request: Request, num_tokens: int, keep_watermark: bool = Fal
     return True
 
 
-@mistake("block_manager.BlockManager.allocate", "do you ask can_allocate first?")  # [4]
+# rule 4
+@mistake(
+    "block_manager.BlockManager.allocate",
+    "nothing free is answered with False: do you ask can_allocate first?",
+)
 def allocate(self, request: Request, num_tokens: int, keep_watermark: bool = False) -> bool:
     missing = blocks_for(num_tokens, self.block_size) - len(request.block_table)
     if missing > 0:
@@ -232,7 +308,10 @@ def allocate(self, request: Request, num_tokens: int, keep_watermark: bool = Fal
     return True
 
 
-@mistake("block_manager.BlockManager.allocate", "do you ask for all at once?")  # [4]
+# rule 4
+@mistake(
+    "block_manager.BlockManager.allocate", "a refusal takes no block: do you ask for all at once?"
+)
 def allocate(self, request: Request, num_tokens: int, keep_watermark: bool = False) -> bool:
     while len(request.block_table) < blocks_for(num_tokens, self.block_size):
         if not self.can_allocate(1, keep_watermark):
@@ -241,7 +320,11 @@ def allocate(self, request: Request, num_tokens: int, keep_watermark: bool = Fal
     return True
 
 
-@mistake("block_manager.BlockManager.allocate", "a table grows at its end")  # [5]
+# rule 5
+@mistake(
+    "block_manager.BlockManager.allocate",
+    "a table grows at its end: the first block holds keys that are still needed",
+)
 def allocate(self, request: Request, num_tokens: int, keep_watermark: bool = False) -> bool:
     missing = blocks_for(num_tokens, self.block_size) - len(request.block_table)
     if not self.can_allocate(missing, keep_watermark):
@@ -251,7 +334,11 @@ def allocate(self, request: Request, num_tokens: int, keep_watermark: bool = Fal
     return True
 
 
-@mistake("block_manager.BlockManager.allocate", "do you pass keep_watermark on?")  # [7]
+# rule 7
+@mistake(
+    "block_manager.BlockManager.allocate",
+    "a newcomer with 9 of 10 blocks would leave 1: do you pass keep_watermark on?",
+)
 def allocate(self, request: Request, num_tokens: int, keep_watermark: bool = False) -> bool:
     missing = blocks_for(num_tokens, self.block_size) - len(request.block_table)
     if not self.can_allocate(missing, False):
