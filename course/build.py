@@ -29,7 +29,7 @@ from course.notebooks import (
     write_notebook,
 )
 
-MAX_BYTES = 1_000_000  # of a notebook with its outputs: larger ones hang on slow lines
+MAX_BYTES = 1_000_000  # of a notebook with its outputs
 
 
 # -- a lesson becomes cells --------------------------------------------------------------------
@@ -157,9 +157,14 @@ def execute(path: Path) -> None:
     text = as_text(nb)
     for place in (folder, ex.HOME):  # paths of this machine say nothing to a reader
         text = text.replace(str(place), ".")
+    refuse_large(path.name, text)
+    write_notebook(path, as_text(notebook_of(text)))
+
+
+def refuse_large(name: str, text: str) -> None:
+    """A notebook of many megabytes hangs on slow lines, and in every clone for ever."""
     if len(text.encode()) > MAX_BYTES:
         raise ex.CourseError(
-            f"{path.name} would have {len(text.encode()):,} bytes, {MAX_BYTES:,} are allowed."
+            f"{name} would have {len(text.encode()):,} bytes, {MAX_BYTES:,} are allowed."
             " Draw fewer or smaller figures (figures.DPI), or print less."
         )
-    write_notebook(path, as_text(notebook_of(text)))
