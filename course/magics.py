@@ -92,6 +92,7 @@ class Course(Magics):
         if finished:
             self._write(finished)
         for name in finished:
+            self._take_over(name)
             print(f"Built {name}: the engine now runs your version. Next: %check {name}")
             for missing in undefined_names(name):
                 print(
@@ -156,6 +157,14 @@ class Course(Magics):
             raise BuildError(
                 f"Not written: the module cannot be imported with it: {_words(error)}"
             ) from None
+
+    def _take_over(self, name: str) -> None:
+        """Let a name that the notebook defined by itself stand for the package's function."""
+        module, *inner = name.split(".")
+        own = self.shell.user_ns.get(inner[0])
+        if len(inner) == 1 and getattr(own, "__module__", None) == "__main__":
+            self.shell.user_ns[inner[0]] = getattr(sys.modules[f"minivllm.{module}"], inner[0])
+            print(f"  Note: `{inner[0]}` was this notebook's own; now it is the one built here.")
 
     def _import(self, names: set[str]) -> None:
         reload.import_again({name.split(".", 1)[0] for name in names}, self.shell.user_ns)

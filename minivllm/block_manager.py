@@ -93,8 +93,8 @@ class BlockPool:
     def allocate(self, num_blocks: int) -> list[int]:
         """Take `num_blocks` blocks from the front of the queue, each with one owner.
 
-        Their old content is forgotten. Raises ValueError, and takes nothing, if fewer are
-        free.
+        Their old content is forgotten. If fewer are free, it takes nothing and raises a
+        ValueError that names both numbers: "3 blocks wanted, 2 free".
         """
         # Ask before taking: a half-done allocation would leak.
         if num_blocks > self.num_free:

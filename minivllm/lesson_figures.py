@@ -69,12 +69,8 @@ def label(ax: Axes, title: str, x: str, y: str) -> None:
 
 def _legend(ax: Axes, keys: list[Any]) -> None:
     ax.set_title(ax.get_title(loc="left"), loc="left", fontsize=10, pad=22)
-    place: dict[str, Any] = {
-        "loc": "lower left",
-        "bbox_to_anchor": (-0.01, 1.0),
-        "ncols": len(keys),
-    }
-    ax.legend(handles=keys, frameon=False, fontsize=8, borderaxespad=0.2, **place)
+    place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (-0.01, 1.0)}
+    ax.legend(handles=keys, ncols=len(keys), frameon=False, fontsize=8, borderaxespad=0.2, **place)
 
 
 def _key(state: str, text: str) -> Any:
@@ -215,8 +211,8 @@ def trade_off(wasted: Mapping[int, float], entries: Mapping[int, float]) -> Pict
         (axes[1], list(entries.values()), "waiting", "table entries per request"),
     ):
         bars = ax.bar(sizes, values, **_fill(state))
-        ax.bar_label(bars, [f"{value:.0f}" for value in values], fontsize=8)
-        label(ax, f"{'Waste' if ax is axes[0] else 'Bookkeeping'}", "block size (tokens)", unit)
+        ax.bar_label(bars, [f"{value:.3g}" for value in values], fontsize=8)
+        label(ax, "Waste" if ax is axes[0] else "Bookkeeping", "block size (tokens)", unit)
     ends = [(size, wasted[size], entries[size]) for size in (min(wasted), max(wasted))]
     parts = [f"blocks of {s}: {w:.0%} empty, {e:.0f} table entries" for s, w, e in ends]
     return picture(figure, f"Two bar charts over the block size. {'; '.join(parts)}.")
@@ -289,12 +285,18 @@ def free_blocks(traces: Mapping[str, Trace], reserve: Mapping[str, int]) -> Pict
         free = [trace.num_blocks - num_blocks_in_use(step) for step in trace.steps]
         lost = [step.index for step in trace.steps for _ in step.preempted]
         ax.step(range(len(free)), free, where="post", color=PALETTE["prefill"], linewidth=1.4)
-        ax.axhline(reserve[name], color=INK, linestyle="--", linewidth=1)
-        cross = {"marker": "X", "color": PALETTE["preempted"], "linestyle": "none"}
+        ax.axhline(reserve[name], color=INK, linestyle="--", linewidth=1, label="reserve")
+        cross = {
+            "label": "preemption",
+            "marker": "X",
+            "color": PALETTE["preempted"],
+            "linestyle": "none",
+        }
         ax.plot(lost, [free[step] for step in lost], markeredgecolor=INK, zorder=3, **cross)
         parts.append(f"{name}: {count(len(lost), 'preemption')} in {count(len(free), 'step')}")
         label(ax, parts[-1], "step" if ax is axes[-1, 0] else "", "free blocks")
         ax.set_ylim(-1, max(free) + 1)
+    axes[0, 0].legend(loc="upper center", ncols=2, fontsize=8, frameon=False)
     alt = "Free blocks over steps, dashed: the reserve, crosses: preemptions."
     return picture(figure, f"{alt} {'; '.join(parts)}.")
 
@@ -307,8 +309,8 @@ def this_machine() -> str:
 def speeds(tokens_per_s: Mapping[str, float], title: str) -> Picture:
     """Generated tokens per second, one bar for each way of generating them."""
     figure, ax = new_axes(1.0 + 0.4 * len(tokens_per_s))
-    names, values = list(tokens_per_s), list(tokens_per_s.values())
-    bars = ax.barh(names, values, 0.6, **_fill("decode"))
+    values = list(tokens_per_s.values())
+    bars = ax.barh(list(tokens_per_s), values, 0.6, **_fill("decode"))
     ax.bar_label(bars, [f" {value:.1f}" for value in values], fontsize=9)
     label(ax, title, "generated tokens per second", "")
     ax.invert_yaxis()

@@ -116,14 +116,6 @@ def test_allocate_is_all_or_nothing():
 
 
 @pytest.mark.exercise("block_manager.BlockPool.allocate")
-def test_a_refusal_names_both_numbers():
-    """The message says what was wanted and what there is."""
-    message = str(error_of(BlockPool(2).allocate, 3))
-    assert "3" in message, f"{message!r} does not say how many blocks were wanted"
-    assert "2" in message, f"{message!r} does not say how many blocks are free"
-
-
-@pytest.mark.exercise("block_manager.BlockPool.allocate")
 def test_the_last_block_can_be_taken():
     """A pool may be used up completely; taking nothing is fine too."""
     pool = BlockPool(2)
@@ -141,6 +133,14 @@ def test_a_block_given_away_loses_its_content():
     assert contents.block_ids == {2}, (
         "the new owner overwrites blocks 0 and 1: who tells the prefix cache to forget them?"
     )
+
+
+@pytest.mark.exercise("block_manager.BlockPool.allocate")
+def test_a_refusal_names_both_numbers():
+    """The message says what was wanted and what there is."""
+    error = str(error_of(BlockPool(2).allocate, 3))
+    assert "3" in error, "3 blocks were wanted: does the text of your ValueError say so?"
+    assert "2" in error, "2 blocks were free: does the text of your ValueError say so?"
 
 
 # -- BlockPool.share --
@@ -212,11 +212,19 @@ def test_blocks_without_content_are_used_before_cached_ones():
     contents.block_ids.add(0)  # computed meanwhile, and published
     pool.free([0, 2, 1])
     assert list(pool.free_ids)[-1] == 0, (
-        "block 0 can still be found: does it go to the back, to be taken last?"
+        "of blocks 0, 2 and 1 only 0 can still be found: does it go to the back, to be taken last?"
     )
     assert list(pool.free_ids) == [1, 2, 0], (
         "blocks 2 and 1 hold nothing of use: do they go to the front, before all content?"
     )
+
+
+@pytest.mark.exercise("block_manager.BlockPool.free")
+def test_freeing_once_too_often_does_not_go_unseen():
+    """Whoever frees a block that nobody owns has a bug: an error, or a count that shows it."""
+    pool = BlockPool(2)
+    error = error_of(pool.free, [0]) or error_of(pool.check)
+    assert error is not None, "nobody owned block 0: do you hide that by stopping at 0?"
 
 
 @pytest.mark.exercise("block_manager.BlockPool.free")
@@ -275,11 +283,13 @@ def test_growth_may_use_the_reserve():
 @pytest.mark.exercise("block_manager.BlockManager.can_allocate")
 def test_nothing_can_always_be_taken():
     """Whoever needs no block is not held up by a pool that is empty, or by the watermark."""
-    manager = make_manager(num_blocks=2, watermark=0.5)
-    manager.pool.allocate(2)
+    manager = make_manager(num_blocks=4, watermark=0.5)
+    manager.pool.allocate(4)
     assert manager.can_allocate(0, False), "no block is wanted, so none is missing"
     assert manager.can_allocate(0, True), "no block is wanted: does the reserve stand in the way?"
-    assert manager.can_allocate(-1, True), "a table longer than needed is fine: less than none"
+    assert manager.can_allocate(-1, True), (
+        "a table longer than needed wants less than no block: do you test for exactly 0?"
+    )
 
 
 @pytest.mark.exercise("block_manager.BlockManager.can_allocate")

@@ -33,6 +33,20 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
     return (num_tokens + 15) // 16
 
 
+# rule 1
+@mistake("block_manager.blocks_for", "the answer got lost: is there a `return` before it?")
+def blocks_for(num_tokens: int, block_size: int) -> int:
+    -(-num_tokens // block_size)
+
+
+# rule 1
+@mistake(
+    "block_manager.blocks_for", "a block and a bit: do you divide with /, which rounds nowhere?"
+)
+def blocks_for(num_tokens: int, block_size: int) -> int:
+    return num_tokens / block_size
+
+
 # -- BlockPool.allocate --
 
 
@@ -184,7 +198,7 @@ def free(self, block_ids: Iterable[int]) -> None:
 # rule 6
 @mistake(
     "block_manager.BlockPool.free",
-    "block 0 can still be found: does it go to the back, to be taken last?",
+    "does it go to the back, to be taken last?",
 )
 def free(self, block_ids: Iterable[int]) -> None:
     for block_id in block_ids:
@@ -202,6 +216,17 @@ def free(self, block_ids: Iterable[int]) -> None:
             self.free_ids[block_id] = None
             self.free_ids.move_to_end(block_id, last=self.prefixes.holds(block_id))
             self.prefixes.forget(block_id)
+
+
+# rule 3
+@mistake("block_manager.BlockPool.free", "nobody owned block 0: do you hide that by stopping at 0?")
+def free(self, block_ids: Iterable[int]) -> None:
+    for block_id in block_ids:
+        if self.ref_counts[block_id] > 0:
+            self.ref_counts[block_id] -= 1
+        if self.ref_counts[block_id] == 0:
+            self.free_ids[block_id] = None
+            self.free_ids.move_to_end(block_id, last=self.prefixes.holds(block_id))
 
 
 # -- BlockManager.can_allocate --
@@ -253,6 +278,15 @@ def can_allocate(self, num_blocks: int, keep_watermark: bool) -> bool:
     reserve = self.num_watermark_blocks if keep_watermark else 0
     num_free = self.pool.num_free - len(self.cached_blocks())
     return num_blocks <= 0 or num_blocks + reserve <= num_free
+
+
+# rule 7
+@mistake("block_manager.BlockManager.can_allocate", "do you test for exactly 0?")
+def can_allocate(self, num_blocks: int, keep_watermark: bool) -> bool:
+    if num_blocks == 0:
+        return True
+    reserve = self.num_watermark_blocks if keep_watermark else 0
+    return num_blocks <= self.pool.num_free - reserve
 
 
 # -- BlockManager.allocate --
