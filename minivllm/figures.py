@@ -165,7 +165,7 @@ def block_grid(trace: Trace, step: int | None = None, ax: Axes | None = None) ->
         f"KV blocks in step {shown.index}, at {shown.start:.2f} s: {len(owners)} of"
         f" {trace.num_blocks:,} in use, {len(shown.cached_blocks)} cached{part}",
         f"position in the row (blocks of {trace.block_size} tokens)",
-        "first block",
+        "first block of the row",
     )
     ax.set_xlim(-0.6, columns - 0.4)
     ax.set_ylim(num_rows - 0.4, -0.6)

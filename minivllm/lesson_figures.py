@@ -73,10 +73,10 @@ def _legend(ax: Axes, keys: list[Any]) -> None:
     ax.legend(handles=keys, ncols=len(keys), frameon=False, fontsize=8, borderaxespad=0.2, **place)
 
 
-def _key(state: str, text: str) -> Any:
+def _key(state: str, text: str, **options: Any) -> Any:
     from matplotlib.patches import Patch
 
-    return Patch(label=text, **_fill(state))
+    return Patch(label=text, **(_fill(state) | options))
 
 
 def _fill(state: str) -> dict[str, Any]:
@@ -175,7 +175,8 @@ def slots(num_blocks: Mapping[int, int], block_size: int) -> Picture:
     ax.set_xticks(range(0, widest + 1, block_size))
     ax.set_ylim(len(num_blocks) - 0.5, -0.5)
     ax.set_yticks(range(len(num_blocks)), [str(tokens) for tokens in num_blocks])
-    _legend(ax, [_key("decode", "token"), _key("free", "empty slot"), _key("free", "frame: block")])
+    frame = _key("free", "block", linewidth=2)
+    _legend(ax, [_key("decode", "token"), _key("free", "empty slot"), frame])
     parts = [f"{tokens} tokens have {count(n, 'block')}" for tokens, n in num_blocks.items()]
     return picture(figure, f"Rows of slots in blocks of {block_size}: {'; '.join(parts)}.")
 

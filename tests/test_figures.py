@@ -161,7 +161,7 @@ def test_grid_has_units_and_legend():
     """A block's size and number can be read from the axes."""
     _, ax = draw(block_grid, make_trace())
     assert ax.get_xlabel() == "position in the row (blocks of 4 tokens)"
-    assert ax.get_ylabel() == "first block"
+    assert ax.get_ylabel() == "first block of the row"
     assert [label.get_text() for label in ax.get_yticklabels()] == ["0", "16"]
     assert legend(ax) == [
         "owner in prefill",
