@@ -114,7 +114,8 @@ def exercise_words(stats: dict[str, list[Any]]) -> dict[str, dict[str, str]]:
     """file -> exercise -> how it stands, the worst of its tests counting."""
     files: dict[str, dict[str, str]] = {}
     for outcome, reports in stats.items():
-        for report in reports:
+        # What was deselected is no report: nobody asked for it in this run.
+        for report in reports if outcome != "deselected" else ():
             names = [v for k, v in getattr(report, "user_properties", ()) if k == "exercise"]
             if not names or (outcome == "" and report.when != "call"):
                 continue  # set-up and take-down, without fault

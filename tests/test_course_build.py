@@ -12,6 +12,8 @@ from course.exercises import CourseError
 from course.notebooks import as_text as text_of
 from course.notebooks import is_edited, new_cell, read_notebook, write_notebook
 
+pytestmark = pytest.mark.course
+
 NOTEBOOK, SOLUTION = "notebooks/01_boxes.ipynb", "solutions/01_boxes.ipynb"
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.course
+
 TREE = Path(__file__).parents[1]
 
 

@@ -18,7 +18,7 @@ BLOCKS_FOR = "block_manager.blocks_for"
 ALLOCATE = "block_manager.BlockPool.allocate"
 FREE = "block_manager.BlockPool.free"
 
-pytestmark = pytest.mark.usefixtures("tree")
+pytestmark = [pytest.mark.course, pytest.mark.usefixtures("tree")]
 
 
 def blocks_for(body):

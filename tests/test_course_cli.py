@@ -8,6 +8,8 @@ from toy_course import ANSWERS, LESSON, PACKAGE, course, executed_toy, git, run,
 from course.commands import COMMANDS, main, parser
 from course.notebooks import as_text, read_notebook, write_notebook
 
+pytestmark = pytest.mark.course
+
 NOTEBOOK = "notebooks/01_boxes.ipynb"
 MODULE = "minivllm/boxes.py"
 

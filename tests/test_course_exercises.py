@@ -18,7 +18,7 @@ BLOCKS_FOR = "block_manager.blocks_for"
 ALLOCATE = "block_manager.BlockPool.allocate"
 MINE = "def blocks_for(num_tokens, block_size=16):\n    return (num_tokens + 15) // block_size"
 
-pytestmark = pytest.mark.usefixtures("tree")
+pytestmark = [pytest.mark.course, pytest.mark.usefixtures("tree")]
 
 
 def state_of(name):

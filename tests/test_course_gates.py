@@ -10,6 +10,8 @@ from toy_course import LESSON, MISTAKES, PACKAGE, TESTS, course, executed_toy, m
 from course import gates, gates_pages, gates_wheel
 from course.notebooks import as_text, read_notebook, write_notebook
 
+pytestmark = pytest.mark.course
+
 NOTEBOOK, SOLUTION = "notebooks/01_boxes.ipynb", "solutions/01_boxes.ipynb"
 
 

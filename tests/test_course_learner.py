@@ -18,6 +18,8 @@ from course import sandbox
 from course.mistakes import read_mistakes
 from course.notebooks import as_text, read_notebook, write_notebook
 
+pytestmark = pytest.mark.course
+
 CHAPTER = "03_block_manager"
 NOTEBOOK = f"notebooks/{CHAPTER}.ipynb"
 MODULE = "minivllm/block_manager.py"

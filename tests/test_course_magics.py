@@ -15,6 +15,8 @@ import course
 from course import exercises as ex
 from course import files, magics, reload, verdict
 
+pytestmark = pytest.mark.course
+
 BLOCKS_FOR = "block_manager.blocks_for"
 POOL = "block_manager.BlockPool"
 MINE = f"""%%build {BLOCKS_FOR}

@@ -10,6 +10,8 @@ from toy_course import ANSWERS, HOME, LESSON, course, executed_toy, git, run, wr
 
 from course.notebooks import as_text, read_notebook, write_notebook
 
+pytestmark = pytest.mark.course
+
 NOTEBOOK, SOLUTION = "notebooks/01_boxes.ipynb", "solutions/01_boxes.ipynb"
 
 
@@ -198,3 +200,9 @@ def test_a_test_file_in_which_all_is_well_is_not_listed(plugin):
         "01.ipynb",
         "    passed         a, b",
     ]
+
+
+def test_deselected_tests_are_no_reports():
+    """`pytest -k ...` leaves exercises out; the summary says nothing of those."""
+    deselected = type("Item", (), {"user_properties": [("exercise", "a.b")]})()
+    assert plugin.exercise_words({"deselected": [deselected]}) == {}

@@ -8,6 +8,8 @@ import pytest
 
 from course import splice
 
+pytestmark = pytest.mark.course
+
 MODULE = '''
 import os
 
