@@ -202,7 +202,7 @@ def test_a_test_file_in_which_all_is_well_is_not_listed(plugin):
     ]
 
 
-def test_deselected_tests_are_no_reports():
+def test_deselected_tests_are_no_reports(plugin):
     """`pytest -k ...` leaves exercises out; the summary says nothing of those."""
     deselected = type("Item", (), {"user_properties": [("exercise", "a.b")]})()
     assert plugin.exercise_words({"deselected": [deselected]}) == {}
