@@ -1,14 +1,32 @@
-"""The command line: `minivllm demo` and `minivllm generate`. Given (no notebook builds it)."""
+"""The command line: `minivllm demo | chat | generate | bench | doctor`.
+
+Here are the commands as a whole, demo and generate; the others have files of their own. Given
+(no notebook builds it).
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from minivllm.bench_results import require_writable
+from minivllm.cli_bench import add_bench
+from minivllm.cli_chat import add_chat
+from minivllm.cli_options import (
+    Parser,
+    add_command,
+    add_engine_options,
+    add_sampling_options,
+    load,
+    sampling_params,
+    warn,
+)
 
 if TYPE_CHECKING:
     from minivllm.llm import LLM
@@ -39,120 +57,107 @@ DEMO_QUESTIONS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0, 2 for a user's mistake, 130 for Ctrl-C."""
-    arguments = build_parser().parse_args(argv)
+    parser = build_parser()
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:
+        getattr(arguments, "parser", parser).refuse(unknown)
+    if "run" not in arguments:
+        parser.print_help()
+        return 2
     try:
-        arguments.run(arguments)
+        return arguments.run(arguments) or 0
+    except BrokenPipeError:
+        # The reader has left (`| head`). Nothing may be flushed into the pipe at exit, either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (ValueError, OSError) as error:
-        print(f"minivllm: {error}", file=sys.stderr)
+        warn(f"minivllm: {error}")
         return 2
     except KeyboardInterrupt:
-        print("minivllm: stopped", file=sys.stderr)
+        warn("minivllm: stopped")
         return 130
-    return 0
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """The commands and their options."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="minivllm",
         description="A small LLM inference engine. The model smollm2-135m needs no account; it is"
         " fetched once (93 MB) and kept in your user cache.",
+        epilog="minivllm COMMAND --help explains a command. Begin with: minivllm demo",
     )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(metavar="COMMAND")
     _add_demo(commands)
+    add_chat(commands)
     _add_generate(commands)
+    add_bench(commands)
+    _add_doctor(commands)
     return parser
 
 
 def _add_demo(commands: Any) -> None:
-    demo = commands.add_parser(
+    demo = add_command(
+        commands,
         "demo",
-        help="answer eight prompts together and draw what happened",
-        description="Answers eight prompts of different lengths with continuous batching: five"
-        " run at a time, each leaves when it is done, and the next one takes its place and finds"
-        " the beginning that all share in the prefix cache. Prints the answers, tokens per second"
-        " and the time to each first token, and draws when each request was computed and which KV"
-        " blocks it owned.",
+        summary="answer eight prompts together and draw what happened",
+        teaches="Answers eight prompts of different lengths with continuous batching: five run at\n"
+        "a time, each leaves when it is done, and the next one takes its place and finds the\n"
+        "beginning that all share in the prefix cache. Prints the answers, tokens per second and\n"
+        "the time to each first token, and draws when each request was computed and which KV\n"
+        "blocks it owned.",
+        example="example: minivllm demo --figure run.png",
     )
-    _add_engine_options(demo)
     demo.add_argument(
         "--figure",
         type=Path,
         default=Path("minivllm-demo.png"),
         help="where to write the picture (default: %(default)s)",
     )
+    add_engine_options(demo)
     demo.set_defaults(run=run_demo)
 
 
 def _add_generate(commands: Any) -> None:
-    generate = commands.add_parser(
+    generate = add_command(
+        commands,
         "generate",
-        help="answer your prompts",
-        description="Answers each PROMPT; several are computed together."
-        ' Example: minivllm generate "What is the capital of France?" --temperature 0',
+        summary="answer your prompts",
+        teaches="Answers each PROMPT as the first message of a chat of its own; several are\n"
+        "computed together. --raw continues the text as it stands, which is what a base model can do.",
+        example='example: minivllm generate "What is the capital of France?" --temperature 0',
     )
     generate.add_argument("prompts", nargs="+", metavar="PROMPT")
     generate.add_argument(
-        "--raw",
-        action="store_true",
-        help="continue the text as it stands, instead of answering it as a chat message",
+        "--raw", action="store_true", help="continue the text instead of answering it as a message"
     )
-    generate.add_argument("--max-tokens", type=int, default=128, help="default: %(default)s")
-    generate.add_argument(
-        "--temperature",
-        type=float,
-        default=0.7,
-        help="0 takes the most probable token each time (default: %(default)s)",
-    )
-    generate.add_argument("--top-k", type=int, default=0, help="0: off (default)")
-    generate.add_argument("--top-p", type=float, default=1.0, help="1: off (default)")
-    generate.add_argument("--min-p", type=float, default=0.0, help="0: off (default)")
-    generate.add_argument("--seed", type=int, default=None, help="same seed, same answer")
-    _add_engine_options(generate)
+    add_sampling_options(generate, max_tokens=128)
+    add_engine_options(generate)
     generate.set_defaults(run=run_generate)
 
 
-def _add_engine_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model",
-        default="smollm2-135m",
-        help="a built-in name or a checkpoint directory (default: %(default)s)",
+def _add_doctor(commands: Any) -> None:
+    doctor = add_command(
+        commands,
+        "doctor",
+        summary="look at this machine: what is there, what is missing, how to get it",
+        teaches="Checks Python, PyTorch, Triton, the GPU, the model and Jupyter. Each line says\n"
+        "what is there or what its absence costs, and the command that mends it. Changes nothing.",
+        example="example: minivllm doctor",
     )
-    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    parser.add_argument(
-        "--max-num-batched-tokens",
-        type=int,
-        default=None,
-        help="tokens computed in one step, at most (default: by device)",
-    )
+    doctor.set_defaults(run=run_doctor)
 
 
-def _load(arguments: argparse.Namespace, **settings: Any) -> LLM:
-    from minivllm.llm import LLM
+def run_doctor(arguments: argparse.Namespace) -> int:
+    """Look at this machine; the exit code says whether everything needed is there."""
+    from minivllm import doctor
 
-    return LLM(
-        arguments.model,
-        dtype=arguments.dtype,
-        device=arguments.device,
-        max_num_batched_tokens=arguments.max_num_batched_tokens,
-        **settings,
-    )
+    return doctor.run_doctor(arguments)
 
 
 def run_generate(arguments: argparse.Namespace) -> None:
     """Answer the prompts of the command line."""
-    from minivllm.request import SamplingParams
-
-    params = SamplingParams(
-        temperature=arguments.temperature,
-        top_k=arguments.top_k,
-        top_p=arguments.top_p,
-        min_p=arguments.min_p,
-        max_tokens=arguments.max_tokens,
-        seed=arguments.seed,
-    )
-    with _load(arguments) as llm:
+    with load(arguments) as llm:
+        params = sampling_params(llm, arguments)
         prompts = arguments.prompts if arguments.raw else _as_chats(llm, arguments.prompts)
         outputs = llm.generate(list(prompts), params, use_tqdm=sys.stderr.isatty())
     for prompt, output in zip(arguments.prompts, outputs, strict=True):
@@ -165,9 +170,10 @@ def run_demo(arguments: argparse.Namespace) -> None:
     """Answer the eight demo prompts and draw the run."""
     from minivllm.request import SamplingParams
 
+    require_writable(arguments.figure)
     started = time.perf_counter()
     # Five rows for eight prompts, so that some wait and enter when others leave.
-    with _load(arguments, trace=True, max_num_seqs=5) as llm:
+    with load(arguments, trace=True, max_num_seqs=5) as llm:
         ready = time.perf_counter() - started
         prompts = _as_chats(llm, [question for question, _ in DEMO_QUESTIONS])
         params = [SamplingParams(temperature=0, max_tokens=limit) for _, limit in DEMO_QUESTIONS]

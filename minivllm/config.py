@@ -1,14 +1,14 @@
-"""Settings of the engine and facts about a checkpoint: checked once, then frozen.
+"""Settings of the engine: checked once, then frozen; and the checks that other modules share.
 
 Leaves out everything that needs a device or a file: `engine.build_engine` fills the fields
-that are None here. Given (no notebook builds it).
+that are None here. What a checkpoint says of itself is in `model_config`. Given (no notebook
+builds it).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +54,9 @@ class EngineConfig:
     watermark: float = 0.06
     # Keep the KV blocks of finished requests and reuse them for equal prefixes.
     enable_prefix_caching: bool = True
+    # Launch a step before the one before it is read, so that the device never waits for the
+    # host. None: on a GPU; on a CPU host and device are the same cores, and there is no gain.
+    overlap: bool | None = None
     # Seed of all requests that bring none of their own.
     seed: int = 0
 
@@ -73,6 +76,8 @@ class EngineConfig:
             require_number("memory_utilization", self.memory_utilization, 0, 1, open_low=True)
         require_number("watermark", self.watermark, 0, 0.5)
         require_bool("enable_prefix_caching", self.enable_prefix_caching)
+        if self.overlap is not None:
+            require_bool("overlap", self.overlap)
         require_int("seed", self.seed, 0, 2**63 - 1)
         self._check_budget()
 
@@ -84,151 +89,6 @@ class EngineConfig:
                 f"max_num_batched_tokens={tokens} is less than max_num_seqs={seqs}: a step could"
                 f" not give every running request a token. Lower max_num_seqs to {tokens}"
             )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """What `config.json` says of a decoder, in one set of names for every architecture."""
-
-    architecture: str
-    vocab_size: int  # tokens
-    hidden_size: int
-    num_layers: int
-    num_heads: int  # query heads
-    num_kv_heads: int
-    head_dim: int
-    intermediate_size: int
-    rms_norm_eps: float
-    rope: RopeConfig
-    max_position: int  # tokens
-    tie_word_embeddings: bool
-    qkv_bias: bool  # bias on the query, key and value projections (Qwen2)
-    o_bias: bool  # bias on the attention's output projection
-    mlp_bias: bool
-    qk_norm: bool  # RMSNorm over each query and key head (Qwen3)
-    dtype: str  # as the checkpoint declares it
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> ModelConfig:
-        """Read the content of a `config.json`.
-
-        Raises ValueError, naming it, for an architecture, RoPE scaling or activation that is
-        not supported, and for a field that is missing.
-        """
-        architecture = _architecture(raw)
-        _refuse_unsupported(raw)
-        heads = _field(raw, "num_attention_heads")
-        llama_bias = architecture == "LlamaForCausalLM" and bool(raw.get("attention_bias", False))
-        qwen3_bias = architecture == "Qwen3ForCausalLM" and bool(raw.get("attention_bias", False))
-        return cls(
-            architecture=architecture,
-            vocab_size=_field(raw, "vocab_size"),
-            hidden_size=_field(raw, "hidden_size"),
-            num_layers=_field(raw, "num_hidden_layers"),
-            num_heads=heads,
-            num_kv_heads=raw.get("num_key_value_heads") or heads,
-            head_dim=raw.get("head_dim") or _field(raw, "hidden_size") // heads,
-            intermediate_size=_field(raw, "intermediate_size"),
-            rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
-            rope=RopeConfig.from_dict(raw),
-            max_position=_max_position(raw),
-            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-            qkv_bias=architecture == "Qwen2ForCausalLM" or llama_bias or qwen3_bias,
-            o_bias=llama_bias or qwen3_bias,
-            mlp_bias=architecture == "LlamaForCausalLM" and bool(raw.get("mlp_bias", False)),
-            qk_norm=architecture == "Qwen3ForCausalLM",
-            dtype=raw.get("dtype") or raw.get("torch_dtype") or "float32",
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class RopeConfig:
-    """Rotary position embedding: base frequency and how it is stretched for long contexts."""
-
-    theta: float = 10000.0
-    kind: str = "default"  # "default", "linear" or "llama3"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position: int = 8192  # tokens
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> RopeConfig:
-        """Read `rope_theta` and `rope_scaling`, or the one dict `rope_parameters` that
-        transformers 5 writes. Raises ValueError for a scaling that is not supported."""
-        rope = dict(raw.get("rope_scaling") or {}) | dict(raw.get("rope_parameters") or {})
-        kind = rope.get("rope_type") or rope.get("type") or "default"
-        if kind not in _REQUIRED_BY_ROPE:
-            raise ValueError(
-                f"RoPE scaling {kind!r} is not supported; supported are default, linear, llama3"
-            )
-        missing = [name for name in _REQUIRED_BY_ROPE[kind] if rope.get(name) is None]
-        if missing:
-            raise ValueError(f"RoPE scaling {kind!r} lacks {', '.join(missing)} in config.json")
-        partial = rope.get("partial_rotary_factor", raw.get("partial_rotary_factor")) or 1.0
-        if partial != 1.0:
-            raise ValueError(f"partial_rotary_factor={partial} is not supported; only 1.0 is")
-        return cls(
-            theta=rope.get("rope_theta") or raw.get("rope_theta") or 10000.0,
-            kind=kind,
-            factor=rope.get("factor", 1.0),
-            low_freq_factor=rope.get("low_freq_factor", 1.0),
-            high_freq_factor=rope.get("high_freq_factor", 4.0),
-            original_max_position=rope.get("original_max_position_embeddings")
-            or raw.get("original_max_position_embeddings")
-            or raw.get("max_position_embeddings", 8192),
-        )
-
-
-_REQUIRED_BY_ROPE: dict[str, tuple[str, ...]] = {
-    "default": (),
-    "linear": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-}
-
-
-SUPPORTED_ARCHITECTURES = (
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-)
-
-
-def _architecture(raw: Mapping[str, Any]) -> str:
-    names = raw.get("architectures") or ["(none)"]
-    for name in names:
-        if name in SUPPORTED_ARCHITECTURES:
-            return str(name)
-    raise ValueError(
-        f"architecture {names[0]} is not supported; supported are "
-        + ", ".join(SUPPORTED_ARCHITECTURES)
-    )
-
-
-def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
-    if raw.get("hidden_act", "silu") != "silu":
-        raise ValueError(f"activation hidden_act={raw['hidden_act']!r} is not supported, only silu")
-    if raw.get("quantization_config"):
-        method = raw["quantization_config"].get("quant_method", "unknown")
-        raise ValueError(
-            f"quantized checkpoints ({method}) are not supported; take the unquantized one"
-        )
-
-
-def _max_position(raw: Mapping[str, Any]) -> int:
-    # Within its window, sliding-window attention is full attention: so a model that has one
-    # is served up to the window, exactly, and not beyond it.
-    limit = int(_field(raw, "max_position_embeddings"))
-    window = raw.get("sliding_window")
-    uses_window = raw.get("use_sliding_window", True) and window is not None
-    return min(limit, int(window)) if uses_window and window is not None else limit
-
-
-def _field(raw: Mapping[str, Any], name: str) -> Any:
-    if raw.get(name) is None:
-        raise ValueError(f"config.json has no {name!r}; is the checkpoint complete?")
-    return raw[name]
 
 
 # -- checks that several modules share: each names the setting, its value and what is allowed --

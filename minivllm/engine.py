@@ -7,26 +7,23 @@ out text and the user's side (`llm`). Notebook 11.
 from __future__ import annotations
 
 import time
-import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import psutil
-import torch
 
 from minivllm import ops, sampler
 from minivllm.block_manager import BlockManager, NoPrefixes, Prefixes, blocks_for
 from minivllm.config import EngineConfig, replace, set_value
+from minivllm.devices import choose_device, choose_dtype, kv_budget
 from minivllm.hub import resolve_model
 from minivllm.model import CausalLM
 from minivllm.model_runner import (
-    CPU_MEMORY_CAP,
     CPU_MEMORY_SHARE,
     GPU_MEMORY_SHARE,
     ModelRunner,
+    Pending,
     activation_bytes,
     kv_block_bytes,
     longest_request,
@@ -34,7 +31,7 @@ from minivllm.model_runner import (
     num_blocks_that_fit,
 )
 from minivllm.prefix_cache import PrefixCache
-from minivllm.request import Request, SchedulerOutput
+from minivllm.request import FinishReason, Request, SchedulerOutput
 from minivllm.scheduler import Scheduler
 from minivllm.tokenizer import load_tokenizer, read_eos_token_ids
 from minivllm.trace import Trace
@@ -42,11 +39,21 @@ from minivllm.weights import load_model, read_config
 
 
 @dataclass
+class Flight:
+    """A step that was launched and not read yet."""
+
+    output: SchedulerOutput
+    started: float  # seconds of time.perf_counter
+    block_tables: dict[str, tuple[int, ...]]  # of its requests, if there is a trace
+    pending: Pending | None = None  # None until the runner has taken it
+
+
+@dataclass
 class Engine:
     """The parts of a running engine.
 
     Invariant between two steps: every unfinished request is in one of the scheduler's queues,
-    and exactly the running ones may hold a row and blocks.
+    and only running ones, and those of steps in flight, hold a row or blocks.
     """
 
     config: EngineConfig
@@ -58,68 +65,130 @@ class Engine:
     trace: Trace | None = None
     # Assert every module's invariant after each step. For tests: it costs more than the step.
     check_invariants: bool = False
+    # Sampling settings that the checkpoint recommends, by their names in SamplingParams.
+    generation_defaults: Mapping[str, Any] = field(default_factory=dict)
+    # Steps launched and not read, oldest first: at most two, between two calls at most one.
+    flights: list[Flight] = field(default_factory=list)
+    # Requests that ended without a step of their own, to be reported by the next read.
+    failed: list[Request] = field(default_factory=list)
+
+    @property
+    def has_unfinished_requests(self) -> bool:
+        """Whether there is anything left to compute or to read."""
+        return self.scheduler.has_unfinished_requests or bool(self.flights or self.failed)
 
     def step(self) -> list[Request]:
         """Schedule, compute and read one step; returns the requests that ended with it.
 
-        Raises RuntimeError if requests wait and nothing can be done for any of them.
+        Raises RuntimeError if requests wait and nothing can be done for any of them. After an
+        error, or Ctrl-C, the requests stand where they stood before.
         """
-        started = time.perf_counter()
-        output = self.scheduler.schedule()
-        self._demand_progress(output)
-        for request in (*output.preempted, *output.failed):
-            self.runner.release(request)
-        with self._rolled_back_on_error(output):
-            token_ids = self.runner.launch(output.chunks).wait()
-        tables = self._block_tables(output)
-        finished = self.scheduler.update(output, token_ids)
-        self._note_times(output, started)
-        for request in finished:
-            self.runner.release(request)
-        finished += output.failed
-        self._observe(output, started, finished, tables)
-        return finished
+        with self._rolled_back_on_error():
+            self.launch()
+            return self.read()
+
+    def step_overlapped(self) -> list[Request]:
+        """Launch the next step, then read the one before it; otherwise like `step`.
+
+        While the host reads and schedules, the device computes. The same tokens come out, one
+        step later; a request that turns out to have ended is computed once too often, and that
+        token is dropped.
+        """
+        with self._rolled_back_on_error():
+            was_launched = self.launch()
+            is_first = was_launched and len(self.flights) == 1
+            return [] if is_first else self.read()
 
     def run(self) -> Iterator[Request]:
         """Step until nothing is waiting or running; yields requests as they end."""
-        while self.scheduler.has_unfinished_requests:
+        while self.has_unfinished_requests:
             yield from self.step()
 
-    def abort(self, request_id: str) -> Request | None:
+    def run_overlapped(self) -> Iterator[Request]:
+        """`run` with its lines in another order: launch step n + 1, then read step n."""
+        while self.has_unfinished_requests:
+            yield from self.step_overlapped()
+
+    def launch(self) -> bool:
+        """Schedule one step and start it on the device, without waiting; whether there was one."""
+        started = time.perf_counter()
+        output = self.scheduler.schedule()
+        self._demand_progress(output)
+        for request in output.failed:
+            request.metrics.finished_time = started
+            self.failed.append(request)
+        # Their rows may be written anew at once: the device does one step after the other.
+        for request in (*output.preempted, *output.failed):
+            self.runner.release(request)
+        if not output.chunks:
+            return False
+        flight = Flight(output, started, self._block_tables(output))
+        # First noted, then launched: an error on the way rolls it back.
+        self.flights.append(flight)
+        flight.pending = self.runner.launch(output.chunks)
+        return True
+
+    def read(self) -> list[Request]:
+        """Wait for the oldest step in flight and take its tokens in; returns the requests that
+        ended."""
+        ended: list[Request] = []
+        if self.flights:
+            ended = self._take_in(self.flights[0])
+        ended += self.failed
+        self.failed = []
+        if self.check_invariants:
+            chunks = [chunk for flight in self.flights for chunk in flight.output.chunks]
+            self.scheduler.check(chunk.request for chunk in chunks)
+        return ended
+
+    def _take_in(self, flight: Flight) -> list[Request]:
+        assert flight.pending is not None, "a flight is read after it was launched"
+        token_ids = flight.pending.wait()
+        self.flights.remove(flight)
+        finished = self.scheduler.update(flight.output, token_ids)
+        self._note_times(flight)
+        for request in finished:
+            self.runner.release(request)
+        self._record(flight, finished + flight.output.failed)
+        return finished
+
+    def abort(self, request_id: str, reason: FinishReason = "abort") -> Request | None:
         """End a request early; returns it, or None if no unfinished one has this id."""
-        request = self.scheduler.abort(request_id)
+        request = self.scheduler.abort(request_id, reason)
         if request is not None:
+            request.metrics.finished_time = time.perf_counter()
             self.runner.release(request)
         return request
 
     def _demand_progress(self, output: SchedulerOutput) -> None:
-        if not output.chunks and not output.failed:
+        if not (output.chunks or output.failed or self.flights or self.failed):
             raise RuntimeError(
                 f"{self.scheduler} cannot do anything in this step; this is a bug in the engine,"
                 " not in your requests. Please report it with the settings in llm.config"
             )
 
     @contextmanager
-    def _rolled_back_on_error(self, output: SchedulerOutput) -> Iterator[None]:
-        """If the step breaks off (an error, Ctrl-C), put its requests back to before it."""
+    def _rolled_back_on_error(self) -> Iterator[None]:
+        """If a step breaks off (an error, Ctrl-C), put the requests back to before all steps
+        that were not read; what those sampled is computed again."""
         try:
             yield
         except BaseException:
-            self.scheduler.rollback(output)
+            while self.flights:
+                self.scheduler.rollback(self.flights.pop().output)
             raise
 
-    def _note_times(self, output: SchedulerOutput, started: float) -> None:
+    def _note_times(self, flight: Flight) -> None:
         now = time.perf_counter()
-        for chunk in output.chunks:
-            metrics = chunk.request.metrics
+        for chunk in flight.output.chunks:
+            request, metrics = chunk.request, chunk.request.metrics
             if metrics.first_scheduled_time is None:
-                metrics.first_scheduled_time = started
-            if chunk.samples:
+                metrics.first_scheduled_time = flight.started
+            # The token of a request that had ended already was dropped.
+            if len(metrics.token_times) < request.num_output_tokens:
                 metrics.token_times.append(now)
-            if chunk.request.is_finished:
+            if request.is_finished and metrics.finished_time is None:
                 metrics.finished_time = now
-        for request in output.failed:
-            request.metrics.finished_time = now
 
     def _block_tables(self, output: SchedulerOutput) -> dict[str, tuple[int, ...]]:
         """Who owns which blocks in this step, if anybody wants to know."""
@@ -127,24 +196,16 @@ class Engine:
             return {}
         return {c.request.request_id: tuple(c.request.block_table) for c in output.chunks}
 
-    def _observe(
-        self,
-        output: SchedulerOutput,
-        started: float,
-        finished: list[Request],
-        tables: dict[str, tuple[int, ...]],
-    ) -> None:
+    def _record(self, flight: Flight, finished: list[Request]) -> None:
         if self.trace is not None:
             self.trace.record(
-                output,
-                started=started,
+                flight.output,
+                started=flight.started,
                 finished=finished,
                 num_waiting=len(self.scheduler.waiting),
-                block_tables=tables,
+                block_tables=flight.block_tables,
                 cached_blocks=self.memory.cached_blocks(),
             )
-        if self.check_invariants:
-            self.scheduler.check()
 
 
 # -- putting an engine together ---------------------------------------------------------------
@@ -185,43 +246,6 @@ def build_memory(config: EngineConfig) -> BlockManager:
     return BlockManager(set_value(config.num_kv_blocks), config.block_size, config.watermark, cache)
 
 
-def choose_device(name: str) -> torch.device:
-    """The device called `name`; "auto" is a GPU where there is one. Raises ValueError for one
-    that does not exist."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ValueError(f"device={name!r} is no device; try 'auto', 'cpu' or 'cuda'") from error
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        count = torch.cuda.device_count()
-        raise ValueError(f"device={name!r}: PyTorch sees {count} GPUs here; try device='auto'")
-    return device
-
-
-def choose_dtype(name: str, declared: str, device: torch.device) -> torch.dtype:
-    """The type to compute in. "auto" is what the checkpoint declares, where the device is fast
-    at it; else float32 on a CPU, float16 on a GPU (with a warning)."""
-    wanted = declared if name == "auto" else name
-    if device.type == "cuda":
-        if wanted == "bfloat16" and not torch.cuda.is_bf16_supported(including_emulation=False):
-            warnings.warn("this GPU has no bfloat16; computing in float16", stacklevel=2)
-            wanted = "float16"
-        elif name == "auto" and wanted == "float32":
-            wanted = "float16"
-    elif name == "auto" and not (wanted == "bfloat16" and cpu_has_bfloat16()):
-        wanted = "float32"
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[wanted]
-
-
-def cpu_has_bfloat16() -> bool:
-    """Whether this CPU multiplies bfloat16 matrices in hardware (AVX-512 BF16 or AMX)."""
-    # Not every PyTorch that we support has these probes; without them, no is the safe answer.
-    probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    return any(getattr(torch.cpu, probe, bool)() for probe in probes)
-
-
 def fill_in(config: EngineConfig, path: Path, model: CausalLM) -> EngineConfig:
     """The settings with every None replaced by the value that is used, now that the weights
     are loaded and the memory that is left is known."""
@@ -244,6 +268,7 @@ def fill_in(config: EngineConfig, path: Path, model: CausalLM) -> EngineConfig:
         num_kv_blocks=num_blocks,
         max_model_len=max_len,
         memory_utilization=config.memory_utilization or share,
+        overlap=config.overlap if config.overlap is not None else not is_cpu,
     )
 
 
@@ -269,14 +294,3 @@ def size_kv_cache(config: EngineConfig, model: CausalLM) -> tuple[int, int]:
         memory_sentence(weights, activations, budget, block_bytes),
     )
     return num_blocks, max_len
-
-
-def kv_budget(share: float | None, device: torch.device) -> int:
-    """Bytes that the KV cache and a step's activations may take, weights being loaded."""
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        return int(free - (1 - (share or GPU_MEMORY_SHARE)) * total)
-    available = psutil.virtual_memory().available
-    if share is None:
-        return min(int(available * CPU_MEMORY_SHARE), CPU_MEMORY_CAP)
-    return int(available * share)

@@ -98,9 +98,9 @@ class HFTokenizer:
         ids = self.encode(renamed.replace(marker, ""), add_special_tokens=False)
         return [self._ids.get(i, i) for i in ids]
 
-    def detokenizer(self) -> HFDetokenizer:
+    def detokenizer(self, skip_special_tokens: bool = True) -> HFDetokenizer:
         """A decoder for one stream of ids."""
-        return HFDetokenizer(self)
+        return HFDetokenizer(self, skip_special_tokens)
 
 
 def read_file(file: Path, reason: str) -> Any:
@@ -138,16 +138,18 @@ class HFDetokenizer:
     so each new text is the difference of two decoded windows: with the new tokens and without.
     """
 
-    def __init__(self, tokenizer: HFTokenizer) -> None:
+    def __init__(self, tokenizer: HFTokenizer, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
+        self._skips_special = skip_special_tokens
         self._shown: list[int] = []  # the tokens of the last text that was given out
         self._held: list[int] = []  # the tokens since
 
     def push(self, token_id: int) -> str:
         """The text that is certain by now, which may be none."""
         tokenizer = self._tokenizer
-        # Special tokens and ids without a token have no text, and part no neighbours.
-        if token_id in tokenizer.special_ids or not tokenizer.token_bytes(token_id):
+        # Skipped tokens and ids without a token have no text, and part no neighbours.
+        is_skipped = self._skips_special and token_id in tokenizer.special_ids
+        if is_skipped or not tokenizer.token_bytes(token_id):
             return ""
         self._held.append(token_id)
         # A run of bytes is decoded as a whole, and one wrong byte at its end spoils all of it.
@@ -155,8 +157,8 @@ class HFDetokenizer:
 
     def _flush(self) -> str:
         window = self._shown + self._held
-        before = self._tokenizer.decode(self._shown)
-        new = self._tokenizer.decode(window)[len(before) :]
+        before = self._tokenizer.decode(self._shown, self._skips_special)
+        new = self._tokenizer.decode(window, self._skips_special)[len(before) :]
         # A window without text would let the next word stand at the beginning of a text.
         self._shown, self._held = self._held if new else window, []
         return new

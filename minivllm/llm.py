@@ -1,7 +1,8 @@
 """The user's side of the engine: text in, text out. Given (no notebook builds it).
 
 Names and results follow vLLM's, so that a script can swap the import. Leaves out how a step
-is done (`engine`).
+is done (`engine`), what a prompt may be (`prompts`) and how answers become text
+(`output_processor`).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -17,16 +18,18 @@ from tqdm import tqdm
 
 from minivllm.config import EngineConfig
 from minivllm.engine import Engine, build_engine
-from minivllm.request import (
-    CompletionOutput,
-    Request,
-    RequestMetrics,
-    RequestOutput,
-    SamplingParams,
+from minivllm.output_processor import OutputProcessor, ParentRequest, Stream, refusal
+from minivllm.prompts import (
+    Conversation,
+    EncodedPrompt,
+    Prompt,
+    encode_chat,
+    encode_prompt,
+    is_conversation,
+    is_one_prompt,
 )
+from minivllm.request import RequestOutput, SamplingParams
 from minivllm.trace import Trace
-
-Prompt = str | Sequence[int] | Mapping[str, Any]
 
 
 class LLM:
@@ -46,16 +49,17 @@ class LLM:
         progress: bool = True,
         **settings: Any,
     ) -> None:
-        """Load `model`, a built-in name or a checkpoint directory.
+        """Load `model`: a built-in name, a checkpoint directory, or a name on the Hub.
 
         `settings` are the fields of `EngineConfig`. With `trace`, `llm.trace` records what
         each step does. Raises ValueError for what cannot be loaded or does not fit, TypeError
         for an unknown setting.
         """
         self._engine: Engine | None = None
+        self._requests: OutputProcessor | None = None
         config = EngineConfig(model=model, **settings)
         self._engine = build_engine(config, trace=trace, progress=progress)
-        self._requests: dict[str, Request] = {}
+        self._requests = OutputProcessor(self._engine)
         self._unclaimed: list[RequestOutput] = []
         self._numbers = itertools.count()
 
@@ -67,6 +71,13 @@ class LLM:
         if self._engine is None:
             raise RuntimeError("this LLM is closed; make a new one")
         return self._engine
+
+    @property
+    def requests(self) -> OutputProcessor:
+        """What has been asked for and has not ended. Raises RuntimeError after `close`."""
+        if self._requests is None:
+            raise RuntimeError("this LLM is closed; make a new one")
+        return self._requests
 
     @property
     def config(self) -> EngineConfig:
@@ -82,6 +93,10 @@ class LLM:
     def trace(self) -> Trace | None:
         """What each step did, if the LLM was made with `trace=True`."""
         return self.engine.trace
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the checkpoint's `generation_config.json` recommends; used where none are given."""
+        return SamplingParams(**self.engine.generation_defaults)
 
     # -- many prompts at once -------------------------------------------------------------
 
@@ -99,20 +114,56 @@ class LLM:
         and the reason in `error`, and a warning is given; a bad prompt on its own raises
         ValueError.
         """
-        alone = _is_one_prompt(prompts)
-        listed: list[Any] = [prompts] if alone else list(prompts)
-        params = _one_for_each(sampling_params, len(listed))
+        if is_one_prompt(prompts):
+            return self._answer_all([prompts], self._encode, sampling_params, use_tqdm, True)
+        return self._answer_all(list(prompts), self._encode, sampling_params, use_tqdm)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer conversations: the model's chat template turns the messages into a prompt.
+
+        `[{"role": "user", "content": "Hello"}]` is one conversation; a list of such lists are
+        several. Control tokens written in a message are text. Otherwise like `generate`.
+        """
+
+        def encode(conversation: Any) -> EncodedPrompt:
+            options = (add_generation_prompt, chat_template_kwargs)
+            return encode_chat(conversation, self.tokenizer, *options)
+
+        if not messages or is_conversation(messages):
+            return self._answer_all([messages], encode, sampling_params, use_tqdm, True)
+        return self._answer_all(list(messages), encode, sampling_params, use_tqdm)
+
+    def _answer_all(
+        self,
+        prompts: list[Any],
+        encode: Callable[[Any], EncodedPrompt],
+        sampling_params: Any,
+        use_tqdm: bool,
+        raises: bool = False,
+    ) -> list[RequestOutput]:
+        if sampling_params is None:
+            sampling_params = self.get_default_sampling_params()
+        params = _one_for_each(sampling_params, len(prompts))
         ids: list[str] = []
         refused: dict[str, RequestOutput] = {}
         try:
-            for prompt, param in zip(listed, params, strict=True):
-                ids.append(request_id := f"request-{next(self._numbers)}")
+            for prompt, param in zip(prompts, params, strict=True):
+                ids.append(request_id := self._new_id())
                 try:
-                    self.add_request(prompt, param, request_id)
+                    self.requests.add(encode(prompt), param, request_id)
                 except ValueError as error:
-                    if alone:
+                    if raises:
                         raise
-                    refused[request_id] = _refusal(request_id, prompt, error)
+                    warnings.warn(f"{request_id} is refused: {error}", stacklevel=3)
+                    refused[request_id] = refusal(request_id, prompt, error)
             answers = self._run_until_done(set(ids) - set(refused), len(ids), use_tqdm)
         except BaseException:
             # Ctrl-C, or a bug: what was begun here must not run on in the next call.
@@ -137,7 +188,7 @@ class LLM:
                         self._unclaimed.append(output)
                         continue
                     answers[output.request_id] = output
-                    num_tokens += len(output.outputs[0].token_ids)
+                    num_tokens += sum(len(answer.token_ids) for answer in output.outputs)
                     speed = num_tokens / (time.perf_counter() - started)
                     bar.set_postfix_str(f"{speed:.0f} tok/s", refresh=False)
                     bar.update()
@@ -147,26 +198,34 @@ class LLM:
 
     def add_request(
         self,
-        prompt: Prompt,
+        prompt: Prompt | Conversation,
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
     ) -> str:
-        """Queue one prompt for the following steps; returns its id.
+        """Queue one prompt, or one conversation, for the following steps; returns its id.
 
         Raises ValueError, and queues nothing, for an empty or too long prompt, a token id that
         the model does not know, or an id that is in use.
         """
-        if request_id is None:
-            request_id = f"request-{next(self._numbers)}"
-        if request_id in self._requests:
-            raise ValueError(f"request id {request_id!r} is in use; choose another or none")
-        params = sampling_params if sampling_params is not None else SamplingParams()
-        request = self._make_request(request_id, prompt, params)
-        self._requests[request_id] = request
-        self.engine.scheduler.add_request(request)
-        if self.trace is not None:
-            self.trace.arrived(request)
-        return request_id
+        return self._add_request(prompt, sampling_params, request_id).request_id
+
+    def stream(
+        self, prompt: Prompt | Conversation, sampling_params: SamplingParams | None = None
+    ) -> Stream:
+        """Answer one prompt or one conversation piece by piece, as the text comes.
+
+        ```
+        for piece in llm.stream("Once upon a time"):
+            print(piece, end="", flush=True)
+        ```
+        The pieces together are the answer's text; none ends within a character. The `Stream`
+        has the whole `output` at the end. To leave early, break off or `close` it.
+        """
+        if sampling_params is not None and sampling_params.n > 1:
+            n = sampling_params.n
+            raise ValueError(f"n={n}: only one answer can be streamed; use generate for several")
+        parent = self._add_request(prompt, sampling_params, None)
+        return Stream(parent, self._advance, self.abort)
 
     def step(self) -> list[RequestOutput]:
         """Compute one step; returns the answers that ended with it.
@@ -181,21 +240,18 @@ class LLM:
 
     def abort(self, request_id: str) -> bool:
         """End a request early and forget it; whether there was an unfinished one of this id."""
-        if self.engine.abort(request_id) is None:
-            return False
-        del self._requests[request_id]
-        return True
+        return self._requests is not None and self._requests.abort(request_id)
 
     def has_unfinished_requests(self) -> bool:
         """Whether a `step` has anything to do."""
-        return self.engine.scheduler.has_unfinished_requests
+        return self.engine.has_unfinished_requests
 
     # -- the end --------------------------------------------------------------------------
 
     def close(self) -> None:
         """Give back model and KV cache. Closing twice is fine."""
         self._engine = None
-        self._requests.clear()
+        self._requests = None
 
     def __enter__(self) -> LLM:
         return self
@@ -210,111 +266,37 @@ class LLM:
 
     # -- inside ---------------------------------------------------------------------------
 
-    def _make_request(self, request_id: str, prompt: Prompt, params: SamplingParams) -> Request:
-        text, token_ids = self._tokenize(prompt)
-        max_len = self.config.max_model_len or 0
-        if len(token_ids) >= max_len:
-            raise ValueError(
-                f"the prompt has {len(token_ids)} tokens; with at least one for the answer it"
-                f" must be below max_model_len={max_len}. Shorten it or raise max_model_len"
-            )
-        limit = max_len if params.max_tokens is None else len(token_ids) + params.max_tokens
-        eos = () if params.ignore_eos else self.engine.eos_token_ids
-        number = next(self._numbers)
-        return Request(
-            request_id=request_id,
-            token_ids=list(token_ids),
-            num_prompt_tokens=len(token_ids),
-            sampling_params=params,
-            max_num_tokens=min(limit, max_len),
-            stop_token_ids=frozenset((*eos, *params.stop_token_ids)),
-            seed=params.seed if params.seed is not None else derive_seed(self.config.seed, number),
-            prompt=text,
-            metrics=RequestMetrics(arrival_time=time.perf_counter()),
-        )
-
-    def _tokenize(self, prompt: Prompt) -> tuple[str | None, Sequence[int]]:
-        """The text, if it was one, and the token ids of a prompt."""
-        if isinstance(prompt, Mapping):
-            prompt = _token_ids_of(prompt)
-        if isinstance(prompt, str):
-            if not prompt:
-                raise ValueError("the prompt is empty; give it at least one token")
-            return prompt, self.tokenizer.encode(prompt, parse_special=True)
-        token_ids: list[Any] = list(prompt)
-        if not token_ids:
-            raise ValueError("the prompt is empty; give it at least one token")
+    def _encode(self, prompt: Any) -> EncodedPrompt:
         vocab_size = self.engine.runner.model.config.vocab_size
-        for token_id in token_ids:
-            if type(token_id) is not int or not 0 <= token_id < vocab_size:
-                raise ValueError(
-                    f"{token_id!r} in the prompt is no token id; ids are whole numbers from 0 to"
-                    f" {vocab_size - 1}"
-                )
-        return None, token_ids
+        return encode_prompt(prompt, self.tokenizer, vocab_size)
+
+    def _add_request(
+        self, prompt: Any, params: SamplingParams | None, request_id: str | None
+    ) -> ParentRequest:
+        is_chat = is_conversation(prompt)
+        encoded = encode_chat(prompt, self.tokenizer) if is_chat else self._encode(prompt)
+        request_id = request_id if request_id is not None else self._new_id()
+        return self.requests.add(encoded, params or self.get_default_sampling_params(), request_id)
+
+    def _new_id(self) -> str:
+        return f"request-{next(self._numbers)}"
 
     def _step(self) -> list[RequestOutput]:
-        return [self._collect(request) for request in self.engine.step()]
+        """One step of the engine; the outputs that are complete with it."""
+        engine = self.engine
+        ended = engine.step_overlapped() if self.config.overlap else engine.step()
+        return self.requests.process(ended)
 
-    def _collect(self, request: Request) -> RequestOutput:
-        del self._requests[request.request_id]
-        return make_output(request, self.tokenizer.decode(request.output_token_ids))
-
-
-def make_output(request: Request, text: str) -> RequestOutput:
-    """The user's view of a request with the answer `text`."""
-    answer = CompletionOutput(0, text, request.output_token_ids, request.finish_reason)
-    return RequestOutput(
-        request_id=request.request_id,
-        prompt=request.prompt,
-        prompt_token_ids=request.token_ids[: request.num_prompt_tokens],
-        outputs=[answer],
-        finished=request.is_finished,
-        metrics=request.metrics,
-        num_cached_tokens=request.num_cached_tokens,
-        num_preemptions=request.num_preemptions,
-        error=request.error,
-    )
-
-
-def derive_seed(engine_seed: int, number: int) -> int:
-    """The seed of the engine's `number`-th request: different for each, the same in every run."""
-    # Two odd multipliers keep neighbours apart; the sampler mixes the bits properly.
-    return (engine_seed * 0x9E3779B97F4A7C15 + number * 0xD1B54A32D192ED03) % 2**63
-
-
-def _is_one_prompt(prompts: Any) -> bool:
-    if isinstance(prompts, (str, Mapping)):
-        return True
-    return bool(prompts) and all(isinstance(part, int) for part in prompts)
+    def _advance(self) -> None:
+        """One step on behalf of a stream: what it completes is kept for the next `step`."""
+        self._unclaimed += self._step()
 
 
 def _one_for_each(params: Any, count: int) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params if params is not None else SamplingParams()] * count
+    if isinstance(params, SamplingParams):
+        return [params] * count
     if len(params) != count:
         raise ValueError(
             f"{count} prompts and {len(params)} sampling_params; give one for all or one for each"
         )
     return list(params)
-
-
-def _token_ids_of(prompt: Mapping[str, Any]) -> Any:
-    if set(prompt) != {"prompt_token_ids"}:
-        raise ValueError(
-            f"a prompt as a dict has one key, 'prompt_token_ids'; this one has {sorted(prompt)}"
-        )
-    return prompt["prompt_token_ids"]
-
-
-def _refusal(request_id: str, prompt: Any, error: ValueError) -> RequestOutput:
-    warnings.warn(f"{request_id} is refused: {error}", stacklevel=3)
-    return RequestOutput(
-        request_id=request_id,
-        prompt=prompt if isinstance(prompt, str) else None,
-        prompt_token_ids=[],
-        outputs=[CompletionOutput(0, "", [], "error")],
-        finished=True,
-        metrics=RequestMetrics(),
-        error=str(error),
-    )

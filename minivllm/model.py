@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from minivllm import ops as torch_ops
-from minivllm.config import ModelConfig, RopeConfig
+from minivllm.model_config import ModelConfig, RopeConfig
 
 
 class Ops(Protocol):

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from minivllm.block_manager import blocks_for
-from minivllm.config import EngineConfig, ModelConfig, set_value
+from minivllm.config import EngineConfig, set_value
+from minivllm.model_config import ModelConfig
 from minivllm.request import Chunk, Request
 from minivllm.rows import Rows, SamplingRows, StepInput, StepPlan, gather, scatter
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minivllm.config import RopeConfig
+from minivllm.model_config import RopeConfig
 
 # -- layers --
 

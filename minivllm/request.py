@@ -6,12 +6,19 @@ scheduler, the block manager and the runner act on these. Given (no notebook bui
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from minivllm.config import require_bool, require_int, require_number
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+
+MAX_N = 1024  # answers to one prompt
+MAX_LOGPROBS = 20  # alternatives per token
+MAX_LOGIT_BIAS = 100.0  # more is no stronger: 100 already makes a token certain or impossible
+MAX_STOP_STRINGS = 64
+MAX_STOP_LENGTH = 1024  # characters: so much text may be held back while it could become one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +28,8 @@ class SamplingParams:
     Raises ValueError for a value out of range, TypeError for an unknown keyword.
     """
 
+    # -- which tokens are likely
+
     # 0: always the most probable token. Above: logits are divided by it, so 2.0 is bolder.
     temperature: float = 1.0
     # Only the k most probable tokens. 0: all of them.
@@ -29,29 +38,98 @@ class SamplingParams:
     top_p: float = 1.0
     # Only tokens at least this share as probable as the most probable one. 0: all of them.
     min_p: float = 0.0
+    # Taken from the logit of each token that the answer already has, once. -2 to 2; 0: off.
+    presence_penalty: float = 0.0
+    # Taken from a token's logit once for every time the answer has it. -2 to 2; 0: off.
+    frequency_penalty: float = 0.0
+    # The logit of each token of prompt and answer is divided by it, or multiplied where it is
+    # negative. Above 1 discourages, below 1 encourages repetition. 1: off.
+    repetition_penalty: float = 1.0
+    # Added to the logits of single tokens, by token id; -100 to 100. None: off.
+    logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
+    # Same seed, same tokens, whatever else runs at the time. None: the engine gives one.
+    seed: int | None = None
+
+    # -- when the answer ends
+
     # Tokens to generate, at most. None: up to `max_model_len`.
     max_tokens: int | None = 16
+    # Tokens to generate before anything but `max_tokens` may end the answer.
+    min_tokens: int = 0
+    # Strings that end the answer where the text has one; a single string will do.
+    stop: str | tuple[str, ...] = ()
     # More token ids that end the answer, beside the model's own end-of-sequence tokens.
     stop_token_ids: tuple[int, ...] = ()
     # Go on past the model's end-of-sequence tokens (benchmarks).
     ignore_eos: bool = False
-    # Same seed, same tokens, whatever else runs at the time. None: the engine gives one.
-    seed: int | None = None
+
+    # -- what comes back
+
+    # Answers to the prompt, each with a seed of its own.
+    n: int = 1
+    # Log-probabilities of each token and of that many of the most probable ones. None: off.
+    logprobs: int | None = None
+    # Leave the stop string that was found at the end of the text.
+    include_stop_str_in_output: bool = False
+    # Leave control tokens such as the end of the sequence out of the text.
+    skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
+        self._check_distribution()
+        self._check_ends()
+        require_int("n", self.n, 1, MAX_N)
+        if self.logprobs is not None:
+            require_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        require_bool("include_stop_str_in_output", self.include_stop_str_in_output)
+        require_bool("skip_special_tokens", self.skip_special_tokens)
+
+    def _check_distribution(self) -> None:
         require_number("temperature", self.temperature, 0)
         require_int("top_k", self.top_k, 0)
         require_number("top_p", self.top_p, 0, 1, open_low=True)
         require_number("min_p", self.min_p, 0, 1)
-        if self.max_tokens is not None:
-            require_int("max_tokens", self.max_tokens, 1)
+        require_number("presence_penalty", self.presence_penalty, -2, 2)
+        require_number("frequency_penalty", self.frequency_penalty, -2, 2)
+        require_number("repetition_penalty", self.repetition_penalty, 0, open_low=True)
+        if self.logit_bias is not None:
+            object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
         if self.seed is not None:
             require_int("seed", self.seed, 0, 2**63 - 1)
+
+    def _check_ends(self) -> None:
+        if self.max_tokens is not None:
+            require_int("max_tokens", self.max_tokens, 1)
+        require_int("min_tokens", self.min_tokens, 0, self.max_tokens)
         require_bool("ignore_eos", self.ignore_eos)
-        # A list is welcome, a frozen tuple is kept.
+        # A string or a list is welcome, a frozen tuple is kept.
+        object.__setattr__(self, "stop", _checked_stop(self.stop))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         for token_id in self.stop_token_ids:
             require_int("stop_token_ids", token_id, 0)
+
+
+def _checked_stop(stop: object) -> tuple[str, ...]:
+    """The stop strings as a tuple. Raises ValueError for one that can never or always be found."""
+    if isinstance(stop, str):
+        stop = (stop,)
+    if not isinstance(stop, (list, tuple)) or len(stop) > MAX_STOP_STRINGS:
+        raise ValueError(
+            f"stop={stop!r} must be a string or at most {MAX_STOP_STRINGS} of them in a list"
+        )
+    for text in stop:
+        if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_LENGTH:
+            raise ValueError(f"stop={text!r} must be text of 1 to {MAX_STOP_LENGTH} characters")
+    return tuple(stop)
+
+
+def _checked_bias(bias: object) -> dict[int, float]:
+    """A copy of the logit bias. Raises ValueError for what is no token id or no bias."""
+    if not isinstance(bias, Mapping):
+        raise ValueError(f"logit_bias={bias!r} must map token ids to numbers, as in {{42: -5.0}}")
+    for token_id, value in bias.items():
+        require_int("logit_bias token id", token_id, 0)
+        require_number(f"logit_bias[{token_id}]", value, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
+    return dict(bias)
 
 
 @dataclass(eq=False)
@@ -82,6 +160,9 @@ class Request:
     finish_reason: FinishReason | None = None
     error: str | None = None
 
+    # One entry per token of the answer that was read back, if `logprobs` was asked for.
+    logprobs: list[dict[int, Logprob]] = field(default_factory=list)
+
     # Its memory. Filled and emptied by the block manager alone.
     block_table: list[int] = field(default_factory=list)
     num_published_blocks: int = 0  # leading blocks already known to the prefix cache
@@ -93,6 +174,11 @@ class Request:
     def num_tokens(self) -> int:
         """Tokens of prompt and answer, those still in flight included."""
         return len(self.token_ids) + self.num_pending_tokens
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens of the answer that have been read back."""
+        return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def output_token_ids(self) -> list[int]:
@@ -172,6 +258,15 @@ class RequestMetrics:
 
 
 @dataclass(frozen=True)
+class Logprob:
+    """How probable the model found one token, before penalties, temperature and filters."""
+
+    logprob: float  # natural logarithm of the probability
+    rank: int  # 1: the most probable; one more than the number of more probable tokens
+    decoded_token: str | None = None  # its text
+
+
+@dataclass(frozen=True)
 class CompletionOutput:
     """One answer."""
 
@@ -179,6 +274,9 @@ class CompletionOutput:
     text: str
     token_ids: list[int]
     finish_reason: FinishReason | None
+    # For each token: itself and its most probable alternatives. None: `logprobs` is off.
+    logprobs: list[dict[int, Logprob]] | None = None
+    cumulative_logprob: float | None = None  # the sum over `token_ids`; None: off
 
 
 @dataclass(frozen=True)

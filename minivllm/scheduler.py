@@ -259,8 +259,7 @@ class Scheduler:
                 if request.is_finished:
                     finished.append(request)
             self.memory.publish(request, chunk.end)
-            if request.is_finished and request.num_in_flight == 0:
-                self.memory.free(request)
+            self._free_if_over(request)
         self._dismiss(finished)
         return finished
 
@@ -276,19 +275,28 @@ class Scheduler:
     def rollback(self, output: SchedulerOutput) -> None:
         """Forget a step whose results never came (an error or Ctrl-C in the middle of it).
 
-        Its requests stand where they stood before it, and can go on or be aborted.
+        Its requests stand where they stood before it, and can go on or be aborted. Of several
+        unread steps the newest is rolled back first.
         """
         self.num_unread_steps -= bool(output.chunks)
         for chunk in output.chunks:
+            request = chunk.request
             self._return(chunk)
-            chunk.request.num_computed_tokens = chunk.start
+            # A request preempted since then has 0 tokens computed, and stays at that.
+            request.num_computed_tokens = min(chunk.start, request.num_computed_tokens)
+            self._free_if_over(request)
 
     def _return(self, chunk: Chunk) -> None:
         """Count a chunk as no longer in flight."""
         chunk.request.num_in_flight -= 1
         chunk.request.num_pending_tokens -= chunk.samples
 
-    def abort(self, request_id: str) -> Request | None:
+    def _free_if_over(self, request: Request) -> None:
+        """Take the memory of an ended request back, once no step in flight writes to it."""
+        if request.is_finished and request.num_in_flight == 0:
+            self.memory.free(request)
+
+    def abort(self, request_id: str, reason: FinishReason = "abort") -> Request | None:
         """End a waiting or running request; returns it, or None if there is no such one.
 
         Its memory is freed at once, or after the steps in flight that still write to it.
@@ -298,19 +306,19 @@ class Scheduler:
                 break
         else:
             return None
-        request.finish_reason = "abort"
+        request.finish_reason = reason
         self.waiting = deque(r for r in self.waiting if r is not request)
         self.running = [r for r in self.running if r is not request]
-        if request.num_in_flight == 0:
-            self.memory.free(request)
+        self._free_if_over(request)
         return request
 
-    def check(self) -> None:
-        """Assert the invariant, between two steps."""
+    def check(self, in_flight: Iterable[Request] = ()) -> None:
+        """Assert the invariant, between two steps; `in_flight` are the requests of unread ones."""
         assert len(self.running) <= self.max_num_seqs, "more requests run than there are rows"
         for request in self.waiting:
             assert not request.block_table, f"{request.request_id} waits and owns blocks"
             assert request not in self.running, f"{request.request_id} waits and runs"
         for request in (*self.waiting, *self.running):
             assert not request.is_finished, f"{request.request_id} is finished and still queued"
-        self.memory.check(self.running)
+        ended = {r.request_id: r for r in in_flight if r.is_finished}
+        self.memory.check([*self.running, *ended.values()])

@@ -242,9 +242,9 @@ class Tokenizer:
         )
         return self._encode(text, parse_special=True, marker=marker)
 
-    def detokenizer(self) -> Detokenizer:
+    def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
         """A decoder for one stream of ids."""
-        return Detokenizer(self)
+        return Detokenizer(self, skip_special_tokens)
 
 
 def character_size(byte: int) -> int:
@@ -276,16 +276,17 @@ class Detokenizer:
     Invariant: what `push` gave so far, and `finish` now, are together `decode` of all ids.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
+        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
         self._rest = b""  # the beginning of a character, 0 to 3 bytes
 
     def push(self, token_id: int) -> str:
         """The text that this token completes, which may be none.
 
-        "é" in two tokens: the first gives "", the second "é". Special tokens give no text.
+        "é" in two tokens: the first gives "", the second "é". Skipped tokens give no text.
         """
-        if token_id in self._tokenizer.special_ids:
+        if token_id in self._skipped:
             return ""
         data = self._rest + self._tokenizer.token_bytes(token_id)
         # Most tokens are ASCII, in which nothing can be unfinished: a quick answer for those.

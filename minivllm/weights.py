@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from minivllm import ops as torch_ops
-from minivllm.config import ModelConfig
 from minivllm.model import CausalLM, Ops
+from minivllm.model_config import ModelConfig
 
 
 def read_config(path: str | Path) -> ModelConfig:

@@ -18,6 +18,7 @@ PACKAGE = Path(minivllm.__file__).parent
 TABLE: list[tuple[str, int, int | None]] = [
     # layer 0: the vocabulary
     ("config", 0, None),
+    ("model_config", 0, None),
     ("request", 0, None),
     ("trace", 0, None),
     # layer 1: the control plane, no torch
@@ -35,6 +36,7 @@ TABLE: list[tuple[str, int, int | None]] = [
     ("weights", 2, None),  # fills a model, so it comes after it
     ("rows", 2, 6),
     ("model_runner", 2, 6),
+    ("devices", 2, None),
     ("kernels", 2, 7),
     ("cuda_graphs", 2, 8),
     ("tensor_parallel", 2, 9),
@@ -47,8 +49,16 @@ TABLE: list[tuple[str, int, int | None]] = [
     ("figures", 3, None),
     ("lesson_figures", 3, None),
     ("engine", 3, 11),
+    ("prompts", 3, None),
+    ("text_stream", 3, None),
+    ("output_processor", 3, None),
     ("llm", 3, None),
     ("naive", 3, None),
+    ("bench_results", 3, None),
+    ("bench", 3, None),
+    ("cli_options", 3, None),
+    ("cli_chat", 3, None),
+    ("cli_bench", 3, None),
     ("cli", 3, None),
     ("__main__", 3, None),
 ]

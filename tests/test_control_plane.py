@@ -105,8 +105,8 @@ class ControlPlane(RuleBasedStateMachine):
         for request in self.scheduler.update(output, sampled):
             assert request.is_finished
             assert request not in self.scheduler.running
-        if not self.in_flight:
-            self.scheduler.check()
+        chunks = [chunk for output, _ in self.in_flight for chunk in output.chunks]
+        self.scheduler.check(chunk.request for chunk in chunks)
 
     @precondition(lambda self: self.all)
     @rule(data=st.data())
@@ -115,16 +115,18 @@ class ControlPlane(RuleBasedStateMachine):
         was_finished = request.is_finished
         assert (self.scheduler.abort(request.request_id) is None) == was_finished
 
-    @precondition(lambda self: len(self.in_flight) == 1)
+    @precondition(lambda self: self.in_flight)
     @rule()
     def break_off(self):
-        output, _ = self.in_flight.pop()
+        while self.in_flight:
+            self.forget(self.in_flight.pop()[0])
+        self.scheduler.check()
+
+    def forget(self, output):
         self.scheduler.rollback(output)
         for chunk in output.chunks:
             if chunk.samples:
                 del self.texts[chunk.request.request_id][chunk.end :]
-            if chunk.request.is_finished and chunk.request.num_in_flight == 0:
-                self.memory.free(chunk.request)
 
     @invariant()
     def every_block_is_free_cached_or_owned(self):

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from minivllm.config import ModelConfig
 from minivllm.gguf_checkpoint import convert, undo_permutation
+from minivllm.model_config import ModelConfig
 
 LAYERS, HEADS, KV_HEADS, HEAD_DIM, FEED_FORWARD = 2, 4, 2, 16, 96
 HIDDEN = HEADS * HEAD_DIM

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from minivllm import ops
-from minivllm.config import ModelConfig
 from minivllm.model import CausalLM
+from minivllm.model_config import ModelConfig
 from minivllm.weights import load_model, read_config
 
 transformers = pytest.importorskip("transformers", reason="the oracle of these tests")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from minivllm import ops
-from minivllm.config import RopeConfig
+from minivllm.model_config import RopeConfig
 
 # -- layers --
 

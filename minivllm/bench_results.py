@@ -1,0 +1,234 @@
+"""Results of measurements: percentiles, what a reader must know to compare them, files, tables.
+
+A result is a dict that stands alone: figures, machine, versions, command and date. A file is a
+list of them. Leaves out measuring (`bench`). Given (no notebook builds it).
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from minivllm.config import EngineConfig
+
+Result = Mapping[str, Any]
+
+# What every result says; most say more.
+REQUIRED = (
+    "workload",
+    "device",
+    "output_tokens_per_s",
+    "prompt_tokens_per_s",
+    "seconds",
+    "versions",
+    "command",
+    "date",
+)
+PACKAGES = ("minivllm", "torch", "triton", "numba", "transformers", "llama-cpp-python", "vllm")
+
+
+# -- figures -----------------------------------------------------------------------------------
+
+
+def percentiles(values: Sequence[float]) -> dict[str, float] | None:
+    """The 50th, 90th and 99th percentile and the largest; None of nothing."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    named = {f"p{percent}": _percentile(ordered, percent) for percent in (50, 90, 99)}
+    return {**named, "max": ordered[-1]}
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The value that `percent` per cent of the others do not exceed, between two neighbours in
+    proportion: of 10, 20, 30, 40 the 50th is 25 and the 90th 37.
+
+    Raises ValueError without values.
+    """
+    if not values:
+        raise ValueError("there is no percentile of 0 values")
+    return _percentile(sorted(values), percent)
+
+
+def _percentile(ordered: Sequence[float], percent: float) -> float:
+    place = (len(ordered) - 1) * percent / 100
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+# -- where and how it was measured -------------------------------------------------------------
+
+
+def facts(config: EngineConfig, model: str | None = None) -> dict[str, Any]:
+    """Machine, versions, command and date, and the settings that decide the speed.
+
+    `config` has every setting filled in; `model` names one that has no name of its own.
+    """
+    return {
+        "model": model or config.model,
+        "dtype": config.dtype,
+        "device": config.device,
+        "machine": machine(config.device),
+        "max_num_seqs": config.max_num_seqs,
+        "max_num_batched_tokens": config.max_num_batched_tokens,
+        "versions": versions(),
+        "command": command_line(sys.argv),
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of those packages that matter here and are installed."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def machine(device: str) -> str:
+    """The device in words: "NVIDIA H200", or a CPU with its threads and vector units."""
+    import torch
+
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_name(device)
+    units = torch.backends.cpu.get_cpu_capability()
+    return f"{cpu_name()}, {torch.get_num_threads()} threads, {units}"
+
+
+def cpu_name() -> str:
+    """What the system calls its processor, or else the kind of it ("x86_64")."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def command_line(argv: Sequence[str]) -> str:
+    """How to run it again, without the folders of this machine: "minivllm bench", or
+    "python benchmarks/offline.py --repeats 3"."""
+    name = Path(argv[0]).name
+    program = ["minivllm"] if name in ("minivllm", "__main__.py") else ["python", name]
+    if name.endswith(".py") and name != "__main__.py":
+        program = ["python", f"benchmarks/{name}"]
+    return shlex.join([*program, *argv[1:]])
+
+
+# -- files -------------------------------------------------------------------------------------
+
+
+def check_result(result: Result) -> None:
+    """Raise ValueError for a result that lacks something every result has."""
+    missing = [name for name in REQUIRED if name not in result]
+    if missing:
+        raise ValueError(f"the result {result.get('workload')!r} lacks {', '.join(missing)}")
+
+
+def save_results(path: Path, results: Sequence[Result]) -> None:
+    """Write results as JSON, all or nothing: a reader never sees half a file."""
+    for result in results:
+        check_result(result)
+    text = json.dumps(list(results), indent=1, allow_nan=False) + "\n"
+    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-", suffix=".partial")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(partial, 0o644)  # a temporary file is private; a result is not
+        os.replace(partial, path)
+    except BaseException:
+        os.unlink(partial)
+        raise
+
+
+def load_results(path: Path) -> list[dict[str, Any]]:
+    """The results of a file. Raises ValueError if it is no list of results."""
+    results = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(results, list) or not all(isinstance(one, dict) for one in results):
+        raise ValueError(f"{path.name} is no list of results")
+    for result in results:
+        check_result(result)
+    return results
+
+
+def result_path(kind: str, device: str, directory: Path) -> Path:
+    """Where `--save` writes: "2026-11-29-cpu-offline.json" in `directory`."""
+    device_type = device.partition(":")[0]
+    return directory / f"{datetime.date.today().isoformat()}-{device_type}-{kind}.json"
+
+
+def require_writable(path: Path) -> None:
+    """Raise ValueError if a file cannot be written there: asked before the work, not after."""
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise ValueError(f"cannot write {path}: there is no folder {path.parent}; make it first")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ValueError(f"cannot write {path}: no permission; choose another place")
+
+
+# -- tables ------------------------------------------------------------------------------------
+
+
+HEADER = ("workload", "output tok/s", "decode tok/s", "prompt tok/s", "TTFT", "between", "p99")
+
+
+def table_cells(result: Result) -> list[str]:
+    """One row of `HEADER`: speeds in tokens per second, then milliseconds to the first token
+    (median) and between tokens (median and 99th percentile); "-" for what was not measured."""
+    first, between = result.get("first_token_s") or {}, result.get("inter_token_s") or {}
+    prompt_speed = result.get("prefill_tokens_per_s") or result["prompt_tokens_per_s"]
+    return [
+        str(result["workload"]),
+        speed(result["output_tokens_per_s"]),
+        speed(result.get("decode_tokens_per_s")),
+        speed(prompt_speed),
+        milliseconds(first.get("p50")),
+        milliseconds(between.get("p50")),
+        milliseconds(between.get("p99")),
+    ]
+
+
+def speed(tokens_per_s: float | None) -> str:
+    """Three digits are all that a measurement on a shared machine can promise: "9.12", "1,030"."""
+    if tokens_per_s is None:
+        return "-"
+    return f"{tokens_per_s:.3g}" if tokens_per_s < 100 else f"{tokens_per_s:,.0f}"
+
+
+def milliseconds(seconds: float | None) -> str:
+    """0.0312 is "31 ms", 0.00123 is "1.2 ms"; "-" for None."""
+    if seconds is None:
+        return "-"
+    return f"{seconds * 1e3:.1f} ms" if seconds < 0.01 else f"{seconds * 1e3:,.0f} ms"
+
+
+def text_table(rows: Iterable[Sequence[str]], widths: Sequence[int]) -> str:
+    """Rows for a terminal: the first column to the left, the others to the right."""
+    lines = []
+    for row in rows:
+        first, *rest = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join([first.strip().ljust(widths[0]), *rest]))
+    return "\n".join(lines)
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Rows for a README: numbers to the right."""
+    rule = ["---", *["--:"] * (len(header) - 1)]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (header, rule, *rows))

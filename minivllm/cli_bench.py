@@ -1,0 +1,102 @@
+"""`minivllm bench`: how fast this machine is. Given (no notebook builds it)."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from minivllm.cli_options import add_command, add_engine_options, load, positive
+
+if TYPE_CHECKING:
+    from minivllm.bench import Workload
+    from minivllm.llm import LLM
+
+WIDTHS = (36, 12, 12, 12, 8, 8, 8)
+
+
+def add_bench(commands: Any) -> None:
+    """The command and its options."""
+    bench = add_command(
+        commands,
+        "bench",
+        summary="measure speed on this machine",
+        teaches="Times random prompts of fixed lengths, which are never cut short. Takes about\n"
+        "two minutes on a laptop with two cores, less on a better one.\n\n"
+        "  batch N    N equal requests that start together: what one user (batch 1) or many get\n"
+        "  prefill    prompts alone: how fast text is read\n"
+        "  mixed      requests of random lengths, coming and going as in a service\n\n"
+        "  output     answer tokens per second, all requests together, from the first prompt on\n"
+        "  decode     the same, only while every request is decoding\n"
+        "  prompt     prompt tokens per second\n"
+        "  TTFT       time to first token (median): how long a user waits to see something\n"
+        "  between    time between two tokens of a request (median), and p99, which 99 of 100\n"
+        "             stay below: how smooth the text comes\n\n"
+        "A larger batch gives more tokens per second in all and fewer to each user. Other\n"
+        "programs that are running slow it down: look at several runs before you believe one.",
+        example="example: minivllm bench --batch-sizes 1 8 --json speed.json",
+    )
+    bench.add_argument(
+        "--batch-sizes", type=positive, nargs="+", default=[1, 4, 16], help="default: 1 4 16"
+    )
+    for name, default, what in (
+        ("--prompt-tokens", 128, "of each request of a batch"),
+        ("--new-tokens", 32, "of each answer"),
+        ("--prefill-tokens", 512, "of the prompt that is timed alone"),
+        ("--mixed-requests", 12, "of the mixed workload"),
+        ("--repeats", 3, "of each workload; the median counts"),
+        ("--max-seconds", 12, "after which no repeat of a workload begins"),
+    ):
+        bench.add_argument(
+            name, type=positive, default=default, metavar="N", help=f"{what} (default: %(default)s)"
+        )
+    bench.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write all that was measured, raw times too",
+    )
+    add_engine_options(bench)
+    bench.set_defaults(run=run_bench)
+
+
+def run_bench(arguments: argparse.Namespace) -> None:
+    """Measure and print, one row as soon as it is known."""
+    from minivllm import bench, bench_results
+
+    if arguments.json is not None:
+        bench_results.require_writable(arguments.json)
+    largest = max(arguments.batch_sizes)
+    results = []
+    # The default has room for 32 at least; a batch that is larger must not wait for a row.
+    with load(arguments, max_num_seqs=largest if largest > 32 else None) as llm:
+        facts = bench_results.facts(llm.config)
+        workloads = choose_workloads(llm, arguments)
+        for workload in workloads:
+            bench.check_fits(llm, workload)
+        print(f"{facts['model']}, {facts['dtype']} on {facts['machine']}\n")
+        bench.warm_up(llm)
+        print(bench_results.text_table([bench_results.HEADER], WIDTHS), flush=True)
+        for workload in workloads:
+            runs = bench.repeat_offline(llm, workload, arguments.repeats, arguments.max_seconds)
+            results.append({**facts, **bench.summarise(workload, runs)})
+            cells = bench_results.table_cells(results[-1])
+            print(bench_results.text_table([cells], WIDTHS), flush=True)
+    if arguments.json is not None:
+        bench_results.save_results(arguments.json, results)
+        print(f"\nwritten: {arguments.json}")
+
+
+def choose_workloads(llm: LLM, arguments: argparse.Namespace) -> list[Workload]:
+    """The batches, a prompt alone, and requests of mixed lengths up to those of the batches."""
+    from minivllm import bench
+
+    vocab_size = bench.vocab_size_of(llm)
+    prompt, new = arguments.prompt_tokens, arguments.new_tokens
+    batches = [
+        bench.batch_workload(size, prompt, new, vocab_size) for size in arguments.batch_sizes
+    ]
+    prefill = bench.batch_workload(1, arguments.prefill_tokens, 1, vocab_size)
+    ranges = (max(1, prompt // 8), prompt), (max(1, new // 4), new)
+    mixed = bench.mixed_workload(arguments.mixed_requests, vocab_size, *ranges)
+    return [*batches, prefill, mixed]
