@@ -146,8 +146,7 @@ class Scheduler:
         return output
 
     def _schedule_decodes(self, output: SchedulerOutput) -> None:
-        # `running` loses requests at its end while this loop goes through it.
-        index = 0
+        index = 0  # `running` loses requests at its end while this loop goes through it
         while index < len(self.running):
             request = self.running[index]
             wants_token = request.is_decoding and request.num_tokens < request.max_num_tokens
@@ -182,8 +181,8 @@ class Scheduler:
                 self._fail(self.waiting.popleft(), output)
 
     def _admit(self, request: Request) -> bool:
-        """Get memory for all tokens of a waiting request; False, and no change, if there is
-        none. Lengths are known only now: some tokens may have been found computed."""
+        """Get memory for all tokens of a waiting request; False, and no change, without it."""
+        # Lengths are known only now: some tokens may have been found computed.
         num_cached_tokens = self.memory.reuse_prefix(request)
         # With nobody running there is nobody to keep a reserve for.
         keep_watermark = bool(self.running)
@@ -211,10 +210,8 @@ class Scheduler:
 
     def _preempt(self, request: Request, output: SchedulerOutput) -> None:
         """Throw the newest running request out: it goes to the head of the queue and will be
-        computed again, answer so far included.
-
-        It cannot come back in the same step: it needs all that it had, and less is free now.
-        """
+        computed again, answer so far included. It cannot come back in the same step: it needs
+        all that it had, and less is free now."""
         self.running.remove(request)
         self.memory.free(request)
         request.num_computed_tokens = 0
@@ -273,10 +270,9 @@ class Scheduler:
                 self.waiting.remove(request)
 
     def rollback(self, output: SchedulerOutput) -> None:
-        """Forget a step whose results never came (an error or Ctrl-C in the middle of it).
+        """Forget a step whose results never came (an error or Ctrl-C); the newest one first.
 
-        Its requests stand where they stood before it, and can go on or be aborted. Of several
-        unread steps the newest is rolled back first.
+        Its requests stand where they stood before it, and can go on or be aborted.
         """
         self.num_unread_steps -= bool(output.chunks)
         for chunk in output.chunks:
@@ -287,12 +283,11 @@ class Scheduler:
             self._free_if_over(request)
 
     def _return(self, chunk: Chunk) -> None:
-        """Count a chunk as no longer in flight."""
         chunk.request.num_in_flight -= 1
         chunk.request.num_pending_tokens -= chunk.samples
 
     def _free_if_over(self, request: Request) -> None:
-        """Take the memory of an ended request back, once no step in flight writes to it."""
+        # While a step in flight writes to its blocks, nobody else may have them.
         if request.is_finished and request.num_in_flight == 0:
             self.memory.free(request)
 
@@ -316,7 +311,8 @@ class Scheduler:
         """Assert the invariant, between two steps; `in_flight` are the requests of unread ones."""
         assert len(self.running) <= self.max_num_seqs, "more requests run than there are rows"
         for request in self.waiting:
-            assert not request.block_table, f"{request.request_id} waits and owns blocks"
+            has_none = not request.block_table and request.num_computed_tokens == 0
+            assert has_none, f"{request.request_id} waits and owns memory"
             assert request not in self.running, f"{request.request_id} waits and runs"
         for request in (*self.waiting, *self.running):
             assert not request.is_finished, f"{request.request_id} is finished and still queued"

@@ -61,7 +61,7 @@ class ControlPlane(RuleBasedStateMachine):
         self.texts[request.request_id] = list(prompt)
         self.scheduler.add_request(request)
 
-    @precondition(lambda self: self.scheduler.has_unfinished_requests and len(self.in_flight) < 2)
+    @precondition(lambda self: self.scheduler.has_unfinished_requests and len(self.in_flight) < 3)
     @rule(data=st.data())
     def launch(self, data):
         output = self.scheduler.schedule()
@@ -87,6 +87,9 @@ class ControlPlane(RuleBasedStateMachine):
         """Read all positions before the chunk, write the chunk's own."""
         request, text = chunk.request, self.texts[chunk.request.request_id]
         assert chunk.length >= 1, "every chunk has a token to compute"
+        if not chunk.is_decode:
+            # A prefill writes the host's tokens into the row: it must know all of them.
+            assert request.num_pending_tokens == chunk.samples, "a token was not collected"
         assert len(request.block_table) * self.block_size >= chunk.end
         for position in range(chunk.start):
             written = self.slots.get(self.slot(request, position))

@@ -28,7 +28,10 @@ def random_prompt(rng, block_size, earlier):
 
 
 def run_trace(seed):
-    """One random workload on one random engine; returns the number of preemptions."""
+    """One random workload on one random engine; returns the number of preemptions.
+
+    Odd seeds run the overlapped loop, even ones the serial loop.
+    """
     rng = random.Random(seed)
     block_size = rng.choice([1, 2, 4, 8])
     engine = make_engine(
@@ -40,9 +43,10 @@ def run_trace(seed):
         caching=rng.random() < 0.75,
         watermark=rng.choice([0, 0.1]),
     )
+    step = engine.step_overlapped if seed % 2 else engine.step
     expected, earlier, results, added = {}, [], {}, []
     num_requests = rng.randint(3, 8)
-    while len(added) < num_requests or engine.scheduler.has_unfinished_requests:
+    while len(added) < num_requests or engine.has_unfinished_requests:
         while len(added) < num_requests and rng.random() < 0.5:
             prompt = random_prompt(rng, block_size, earlier)
             max_tokens = rng.randint(1, 16)
@@ -55,11 +59,12 @@ def run_trace(seed):
             victim = rng.choice(added)
             if engine.abort(victim.request_id):
                 del expected[victim.request_id]
-        if engine.scheduler.has_unfinished_requests:
-            for request in engine.step():
+        if engine.has_unfinished_requests:
+            for request in step():
                 results[request.request_id] = request
     assert {i: r.output_token_ids for i, r in results.items()} == expected
     for request in results.values():
+        assert len(request.metrics.token_times) == request.num_output_tokens
         assert request.finish_reason == ("stop" if request.token_ids[-1] == EOS else "length")
     engine.memory.check([])
     assert engine.memory.pool.num_free == engine.memory.pool.num_blocks
@@ -77,4 +82,5 @@ def test_answers_equal_the_oracle_on_random_traces(first):
 
 def test_traces_contain_what_they_are_for():
     """Preemptions happen in a fair share of them."""
-    assert sum(run_trace(seed) > 0 for seed in range(20)) >= 4
+    assert sum(run_trace(seed) > 0 for seed in range(0, 20, 2)) >= 2
+    assert sum(run_trace(seed) > 0 for seed in range(1, 20, 2)) >= 2
