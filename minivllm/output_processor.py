@@ -104,8 +104,8 @@ class ParentRequest:
 class OutputProcessor:
     """Knows which requests belong to which prompt, and makes their outputs.
 
-    Invariant: `parents` holds what has not ended; `answers` finds the parent and the answer of
-    each request that is in the engine.
+    Invariant: `parents` holds the prompts that have not ended, by their ids; `answers` finds
+    parent and answer of each of their requests that the engine has been given.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -128,18 +128,16 @@ class OutputProcessor:
 
     def process(self, ended: Iterable[Request]) -> list[RequestOutput]:
         """After a step of the engine, in which `ended` ended: the outputs that are complete."""
-        finished = []
-        for request in (*self.engine.scheduler.running, *ended):
-            parent, answer = self.answers[request.request_id]
-            if parent.wants_text or request.is_finished:
+        requests = [*self.engine.scheduler.running, *ended]
+        touched = [self.answers[request.request_id] for request in requests]
+        for parent, answer in touched:
+            if parent.wants_text or answer.request.is_finished:
                 self._read(answer)
             if parent.num_started < len(parent.answers) and parent.may_start_rest:
                 self._start(parent, len(parent.answers))
-            if request.is_finished:
-                del self.answers[request.request_id]
-                if parent.is_finished:
-                    finished.append(self._finish(parent))
-        return [output for output in finished if output is not None]
+        finished = {p.request_id: p for p, answer in touched if answer.request.is_finished}
+        outputs = [self._finish(parent) for parent in finished.values() if parent.is_finished]
+        return [output for output in outputs if output is not None]
 
     def abort(self, request_id: str) -> bool:
         """End all answers of a prompt and forget it; whether there was one of this id."""
@@ -148,7 +146,7 @@ class OutputProcessor:
             return False
         for answer in parent.answers[: parent.num_started]:
             self.engine.abort(answer.request.request_id)
-            self.answers.pop(answer.request.request_id, None)
+            del self.answers[answer.request.request_id]
         return True
 
     def _read(self, answer: Answer) -> None:
@@ -158,8 +156,10 @@ class OutputProcessor:
             self.engine.abort(answer.request.request_id, "stop")
 
     def _finish(self, parent: ParentRequest) -> RequestOutput | None:
-        """The output, unless a stream fetches it."""
+        """Forget a prompt; its output, unless a stream fetches it."""
         del self.parents[parent.request_id]
+        for answer in parent.answers:
+            del self.answers[answer.request.request_id]
         parent.output = parent.make_output()
         return None if parent.is_streamed else parent.output
 
@@ -214,6 +214,11 @@ class Stream:
         """The whole answer with its metrics; None before the end, and if it was aborted."""
         return self._parent.output
 
+    @property
+    def request_id(self) -> str:
+        """Its id, for `LLM.abort`."""
+        return self._parent.request_id
+
     def __iter__(self) -> Iterator[str]:
         return self
 
@@ -239,7 +244,7 @@ class Stream:
     def close(self) -> None:
         """End the answer here, if it has not ended."""
         if self.output is None:
-            self._abort(self._parent.request_id)
+            self._abort(self.request_id)
 
     def __del__(self) -> None:
         # A loop that was left with `break` drops the last reference to its stream.

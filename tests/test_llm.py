@@ -1,7 +1,9 @@
 """The user's side: prompts in any form, answers in order, mistakes refused one by one."""
 
+import gc
 import json
 import warnings
+import weakref
 
 import pytest
 from tiny_checkpoint import END, STOP, VOCAB_SIZE, make_checkpoint
@@ -428,3 +430,207 @@ def test_the_checkpoint_says_what_auto_means(checkpoint, tmp_path):
         warnings.simplefilter("error")
         with make_llm(checkpoint, device="cpu") as llm:
             assert llm.config.dtype == "float32"
+
+
+# -- several answers, conversations, streams ------------------------------------------------
+
+
+def test_n_answers_share_the_prompt_and_differ(checkpoint):
+    """The prompt is computed once: the others find its blocks in the prefix cache."""
+    with make_llm(checkpoint, trace=True) as llm:
+        params = SamplingParams(n=3, seed=7, max_tokens=5, ignore_eos=True)
+        (output,) = generate(llm, list(range(20)), params)
+        assert [answer.index for answer in output.outputs] == [0, 1, 2]
+        assert len({tuple(answer.token_ids) for answer in output.outputs}) == 3
+        chunks = [chunk for step in llm.trace.steps for chunk in step.chunks]
+        computed = [chunk.length for chunk in chunks if not chunk.is_decode]
+        assert computed == [20, 4, 4], "16 of 20 tokens are whole blocks of 4, the last is not"
+        again = generate(llm, list(range(20)), params)
+        assert [a.token_ids for a in again[0].outputs] == [a.token_ids for a in output.outputs]
+        # Each answer is what its seed gives on its own.
+        for index, answer in enumerate(output.outputs):
+            alone = SamplingParams(seed=7 + index, max_tokens=5, ignore_eos=True)
+            assert generate(llm, list(range(20)), alone)[0].outputs[0].token_ids == answer.token_ids
+
+
+def test_n_answers_can_be_aborted_before_the_others_have_begun(checkpoint):
+    """The whole prompt goes, whatever of it is under way."""
+    for steps in range(3):
+        with make_llm(checkpoint) as llm:
+            request_id = llm.add_request("abc", SamplingParams(n=4, max_tokens=9, ignore_eos=True))
+            for _ in range(steps):
+                llm.step()
+            assert llm.abort(request_id)
+            assert not llm.has_unfinished_requests()
+            assert llm.engine.memory.pool.num_free == 40
+
+
+def test_chat_answers_what_the_template_makes_of_the_messages(llm):
+    """One conversation or several; the same as generating from the template's ids."""
+    hello = [{"role": "user", "content": "Hi"}]
+    longer = [*hello, {"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]
+    outputs = llm.chat([hello, longer], GREEDY, use_tqdm=False)
+    prompts = [llm.tokenizer.apply_chat_template(messages) for messages in (hello, longer)]
+    expected = generate(llm, prompts)
+    assert [o.prompt_token_ids for o in outputs] == prompts
+    assert [o.outputs[0].text for o in outputs] == [o.outputs[0].text for o in expected]
+    assert outputs[0].prompt == "<|start|>user\nHi<|end|><|start|>assistant\n"
+    assert llm.chat(hello, GREEDY, use_tqdm=False)[0].outputs == outputs[0].outputs
+
+
+def test_a_bad_conversation_in_a_list_fails_alone(llm):
+    """The others are answered; on its own it raises."""
+    hello = [{"role": "user", "content": "Hi"}]
+    with pytest.warns(UserWarning, match="is no conversation"):
+        outputs = llm.chat([hello, ["Hi"]], GREEDY, use_tqdm=False)
+    assert [o.outputs[0].finish_reason for o in outputs] == ["length", "error"]
+    with pytest.raises(ValueError, match="is no conversation"):
+        llm.chat([], GREEDY, use_tqdm=False)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_pieces_of_a_stream_are_the_text(checkpoint, overlap):
+    """And its output is that of `generate`."""
+    with make_llm(checkpoint, overlap=overlap) as llm:
+        (expected,) = generate(llm, "abc")
+        stream = llm.stream("abc", GREEDY)
+        assert stream.output is None
+        pieces = list(stream)
+        assert len(pieces) > 1
+        assert "".join(pieces) == expected.outputs[0].text == stream.output.outputs[0].text
+        assert stream.output.outputs == expected.outputs
+        assert list(stream) == [], "it is over"
+        hello = [{"role": "user", "content": "Hi"}]
+        chat = llm.chat(hello, GREEDY, use_tqdm=False)[0].outputs[0].text
+        assert "".join(llm.stream(hello, GREEDY)) == chat
+
+
+def test_two_streams_and_a_request_go_on_together(checkpoint):
+    """Asking one for a piece lets the others go on, and nobody's output is lost."""
+    with make_llm(checkpoint) as llm:
+        expected = [o.outputs[0].text for o in generate(llm, ["abc", "xyz", "uvw"])]
+        first, second = llm.stream("abc", GREEDY), llm.stream("xyz", GREEDY)
+        other = llm.add_request("uvw", GREEDY)
+        texts = ["".join(first), "".join(second)]
+        assert texts == expected[:2]
+        (output,) = llm.step()
+        assert (output.request_id, output.outputs[0].text) == (other, expected[2])
+
+
+@pytest.mark.parametrize("leave", ["close", "break", "abort"])
+def test_a_stream_that_is_left_early_frees_its_memory(checkpoint, leave):
+    """By hand, by leaving the loop, or from outside."""
+    with make_llm(checkpoint) as llm:
+        stream = llm.stream("abc", SamplingParams(temperature=0, max_tokens=50, ignore_eos=True))
+        next(stream)
+        if leave == "close":
+            stream.close()
+            assert list(stream) == []
+        elif leave == "abort":
+            llm.abort(stream.request_id)
+            assert list(stream) == []
+            assert stream.output is None
+        else:
+            del stream
+        assert not llm.has_unfinished_requests()
+        assert llm.engine.memory.pool.num_free == 40
+
+
+def test_a_stream_outlives_its_llm_without_harm(checkpoint):
+    """Closing it after the engine has gone does nothing."""
+    llm = make_llm(checkpoint)
+    stream = llm.stream("abc", GREEDY)
+    llm.close()
+    stream.close()
+
+
+def test_only_one_answer_can_be_streamed(llm):
+    """Which of several would the pieces belong to?"""
+    with pytest.raises(ValueError, match="n=2: only one answer"):
+        llm.stream("abc", SamplingParams(n=2))
+
+
+# -- the end of an answer ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_stop_string_ends_the_answer_and_is_not_in_it(checkpoint, overlap):
+    """The tokens up to the one that completed it are kept; memory comes back."""
+    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    with make_llm(checkpoint, overlap=overlap) as llm:
+        full = generate(llm, "abc", params)[0].outputs[0]
+        stop = full.text[4:7]  # several tokens: they are bytes
+        place = full.text.find(stop)
+        with_stop = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, stop=stop)
+        answer = generate(llm, "abc", with_stop)[0].outputs[0]
+        assert answer.text == full.text[:place]
+        assert answer.finish_reason == "stop"
+        text = llm.tokenizer.decode(answer.token_ids)
+        assert text.startswith(full.text[: place + len(stop)]), "its tokens are kept"
+        assert stop not in llm.tokenizer.decode(answer.token_ids[:-1])
+        assert "".join(llm.stream("abc", with_stop)) == answer.text
+        while llm.has_unfinished_requests():
+            llm.step()
+        assert llm.engine.memory.pool.num_free == 40
+
+
+def test_stop_strings_of_one_request_do_not_touch_another(llm):
+    """Every request has its own."""
+    full = generate(llm, ["abc", "abc"])[0].outputs[0]
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, stop=full.text[1])
+    outputs = generate(llm, ["abc", "abc"], [params, GREEDY])
+    assert outputs[0].outputs[0].finish_reason == "stop"
+    assert outputs[1].outputs[0] == full
+
+
+def test_the_token_that_ended_an_answer_is_not_in_its_text(checkpoint):
+    """It is in `token_ids`; its text is shown only where that was asked for."""
+    with make_llm(checkpoint) as llm:
+        full = generate(llm, "abc")[0].outputs[0]
+        token = full.token_ids[2]
+        place = full.token_ids.index(token)
+        for shows in (False, True):
+            params = SamplingParams(
+                temperature=0,
+                max_tokens=6,
+                ignore_eos=True,
+                stop_token_ids=(token,),
+                include_stop_str_in_output=shows,
+            )
+            answer = generate(llm, "abc", params)[0].outputs[0]
+            assert answer.token_ids == full.token_ids[: place + 1]
+            assert answer.text == llm.tokenizer.decode(full.token_ids[: place + shows])
+
+
+# -- overlapped ----------------------------------------------------------------------------
+
+
+def test_overlapped_engines_give_the_same_answers(checkpoint):
+    """Random and greedy, with waiting, several answers, and ends at different times."""
+    prompts = ["abc", "some longer prompt", "x", "yz", "abc"]
+    params = [SamplingParams(max_tokens=5 + 3 * i, seed=i, n=1 + i % 2) for i in range(5)]
+    answers = []
+    for overlap in (False, True):
+        with make_llm(checkpoint, overlap=overlap, max_num_seqs=3) as llm:
+            assert llm.config.overlap is overlap
+            outputs = generate(llm, prompts, params)
+            answers.append([[a.token_ids for a in o.outputs] for o in outputs])
+            assert not llm.has_unfinished_requests() or llm.step() == []
+    assert answers[0] == answers[1]
+
+
+# -- one process, several engines --------------------------------------------------------------
+
+
+def test_close_gives_the_memory_back(checkpoint):
+    """Nothing holds on to the weights or the KV cache, and the next engine can have them."""
+    llm = make_llm(checkpoint)
+    generate(llm, "abc")
+    kept = [weakref.ref(x) for x in (llm.engine.runner.kv_cache, llm.engine.runner.model)]
+    llm.close()
+    gc.collect()
+    assert [ref() for ref in kept] == [None, None]
+    with make_llm(checkpoint) as following:
+        assert generate(following, "abc")
+    with pytest.raises(RuntimeError, match="closed"):
+        llm.generate("abc")
