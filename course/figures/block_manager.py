@@ -1,0 +1,204 @@
+"""The pictures of chapter 03: memory without blocks, blocks and their owners, runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from course.figures.common import (
+    GRID,
+    INK,
+    Picture,
+    fill,
+    grid,
+    halo,
+    key,
+    label,
+    legend,
+    new_axes,
+    picture,
+    shade,
+    speeds,
+    this_machine,
+    timeline,
+    write,
+)
+from minivllm.figures import PALETTE
+from minivllm.timeline import block_owners, count, num_blocks_in_use, request_rows
+from minivllm.trace import Trace
+
+__all__ = [
+    "block_history",
+    "free_blocks",
+    "grid",
+    "memory_strip",
+    "ownership",
+    "reservations",
+    "slots",
+    "speeds",
+    "this_machine",
+    "timeline",
+    "trade_off",
+]
+
+# -- memory without blocks -----------------------------------------------------------------
+
+
+def reservations(used: Sequence[int], reserved: int) -> Picture:
+    """One bar a request: the `reserved` slots it holds, and how many of them it ever `used`."""
+    figure, ax = new_axes(1.2 + 0.3 * len(used))
+    for y, tokens in enumerate(used):
+        ax.barh(y, reserved, 0.7, **fill("free"))
+        ax.barh(y, tokens, 0.7, **fill("decode"))
+        write(ax, tokens + reserved / 100, y, f"{tokens} used", ha="left")
+    share = sum(used) / (reserved * len(used))
+    title = f"{count(len(used), 'request')} reserve {reserved * len(used):,} slots"
+    label(ax, f"{title} and use {share:.1%} of them", "slots (one token each)", "request")
+    ax.set_ylim(len(used) - 0.5, -0.5)
+    ax.set_yticks(range(len(used)))
+    legend(ax, [key("decode", "used"), key("free", "reserved, never used")])
+    alt = f"Bar chart. {title}, {reserved:,} each, and use {share:.1%}: the bars are nearly empty."
+    return picture(figure, alt)
+
+
+def memory_strip(spans: Mapping[str, tuple[int, int]], total: int, wanted: int) -> Picture:
+    """Contiguous memory: who holds which (start, size) of its `total` slots, and what is free."""
+    figure, ax = new_axes(1.7)
+    gaps, end = [], 0
+    for start, size in [*sorted(spans.values()), (total, 0)]:
+        if start > end:
+            gaps.append((end, start - end))
+        ax.broken_barh([(start, size)], (0, 1), **fill("decode"))
+        if size > total / 40:
+            write(ax, start + size / 2, 0.5, str(size))
+        end = start + size
+    for start, size in gaps:
+        ax.broken_barh([(start, size)], (0, 1), **fill("free"))
+        if size > total / 40:
+            write(ax, start + size / 2, 0.5, str(size), style="italic", weight="bold")
+    free, largest = sum(size for _, size in gaps), max([size for _, size in gaps], default=0)
+    title = f"{free} slots are free, the largest gap has {largest}: a request for {wanted} waits"
+    label(ax, title, "slot of the memory", "")
+    ax.set_xlim(0, total)
+    ax.set_yticks([])
+    legend(ax, [key("decode", "held (tokens)"), key("free", "gap (slots, bold)")])
+    alt = f"A strip of {total} slots with {count(len(spans), 'request')} in it and gaps between."
+    return picture(figure, f"{alt} {title}.")
+
+
+# -- blocks --------------------------------------------------------------------------------
+
+
+def slots(num_blocks: Mapping[int, int], block_size: int) -> Picture:
+    """For each number of tokens the blocks it was given: slots filled, and slots left empty."""
+    figure, ax = new_axes(1.1 + 0.34 * len(num_blocks))
+    for y, (tokens, blocks) in enumerate(num_blocks.items()):
+        for slot in range(max(blocks * block_size, tokens)):
+            state = "decode" if slot < tokens else "free"
+            ax.barh(y, 0.86, 0.6, left=slot, **(fill(state) | {"edgecolor": GRID}))
+        for block in range(blocks):
+            frame = {"fill": False, "edgecolor": INK, "linewidth": 1.6}
+            ax.barh(y, block_size - 0.1, 0.76, left=block * block_size - 0.02, **frame)
+        write(ax, max(blocks, 0) * block_size + 0.5, y, count(blocks, "block"), ha="left")
+    label(ax, "A block is needed when a token starts one", "slot (one token)", "tokens")
+    widest = max(max(blocks * block_size, tokens) for tokens, blocks in num_blocks.items())
+    ax.set_xlim(-0.3, widest * 1.12)
+    ax.set_xticks(range(0, widest + 1, block_size))
+    ax.set_ylim(len(num_blocks) - 0.5, -0.5)
+    ax.set_yticks(range(len(num_blocks)), [str(tokens) for tokens in num_blocks])
+    frame = key("free", "block", linewidth=2)
+    legend(ax, [key("decode", "token"), key("free", "empty slot"), frame])
+    parts = [f"{tokens} tokens have {count(n, 'block')}" for tokens, n in num_blocks.items()]
+    return picture(figure, f"Rows of slots in blocks of {block_size}: {'; '.join(parts)}.")
+
+
+def ownership(tables: Mapping[str, Sequence[int]], ref_counts: Sequence[int]) -> Picture:
+    """Whose table each block stands in and at which place; below, each block's count."""
+    figure, ax = new_axes(1.3 + 0.42 * (len(tables) + 1))
+    for y, table in enumerate(tables.values()):
+        for place, block in enumerate(table):
+            ax.barh(y, 0.86, 0.8, left=block - 0.43, **fill("decode"))
+            write(ax, block, y, str(place))
+    for block, owners in enumerate(ref_counts):
+        state = "cached" if owners > 1 else "decode" if owners else "free"
+        ax.barh(len(tables), 0.86, 0.8, left=block - 0.43, **fill(state))
+        write(ax, block, len(tables), str(owners), weight="bold")
+    label(ax, "Each count is the number of tables above it", "block", "")
+    ax.set_xlim(-0.6, len(ref_counts) - 0.4)
+    ax.set_xticks(range(len(ref_counts)))
+    ax.set_ylim(len(tables) + 0.5, -0.5)
+    ax.set_yticks(range(len(tables) + 1), [*tables, "owners"])
+    keys = [key("decode", "owned (place in the table)"), key("cached", "shared")]
+    legend(ax, [*keys, key("free", "free")])
+    parts = [f"{name} has blocks {list(table)}" for name, table in tables.items()]
+    return picture(figure, f"Grid of blocks and owners. {'; '.join(parts)}. Counts: {ref_counts}.")
+
+
+def trade_off(wasted: Mapping[int, float], entries: Mapping[int, float]) -> Picture:
+    """By block size: the share of slots that stay empty, and the entries of a block table."""
+    figure, axes = new_axes(2.7, columns=2)
+    sizes = [str(size) for size in wasted]
+    for ax, values, state, unit in (
+        (axes[0], [100 * share for share in wasted.values()], "free", "empty slots (%)"),
+        (axes[1], list(entries.values()), "waiting", "table entries per request"),
+    ):
+        bars = ax.bar(sizes, values, **fill(state))
+        ax.bar_label(bars, [f"{value:.3g}" for value in values], fontsize=8)
+        label(ax, "Waste" if ax is axes[0] else "Bookkeeping", "block size (tokens)", unit)
+    ends = [(size, wasted[size], entries[size]) for size in (min(wasted), max(wasted))]
+    parts = [f"blocks of {s}: {w:.0%} empty, {e:.0f} table entries" for s, w, e in ends]
+    return picture(figure, f"Two bar charts over the block size. {'; '.join(parts)}.")
+
+
+# -- runs ---------------------------------------------------------------------------------------
+
+
+def block_history(trace: Trace) -> Picture:
+    """Every block (upwards) in every step (to the right): free, cached, in prefill or decode.
+
+    Neighbours differ in shade; a number stands where a request gets its first block.
+    """
+    number_of = {row.label: i for i, row in enumerate(request_rows(trace).values())}
+    image = [[shade("free")] * len(trace.steps) for _ in range(trace.num_blocks)]
+    figure, ax = new_axes(3.6)
+    named = set[str]()
+    for step in trace.steps:
+        for block in step.cached_blocks:
+            image[block][step.index] = shade("cached")
+        for block, owners in block_owners(trace, step).items():
+            name, phase = owners[0]
+            image[block][step.index] = shade(phase, number_of[name] % 3)
+            if name not in named:
+                write(ax, step.index, block, name, ha="left", path_effects=halo())
+                named.add(name)
+    ax.imshow(image, aspect="auto", origin="lower", interpolation="nearest")
+    most = max(num_blocks_in_use(step) for step in trace.steps)
+    title = f"At most {most} of {trace.num_blocks} blocks are in use; a number: a request begins"
+    label(ax, title, "step", f"block (of {trace.block_size} tokens)")
+    names = {"prefill": "owner in prefill", "decode": "owner in decode (three shades)"}
+    legend(ax, [key(state, names.get(state, state)) for state in (*names, "cached", "free")])
+    alt = f"Map of {trace.num_blocks} blocks over {count(len(trace.steps), 'step')}. {title}."
+    return picture(figure, alt)
+
+
+def free_blocks(traces: Mapping[str, Trace], reserve: Mapping[str, int]) -> Picture:
+    """The free blocks after each step of several runs, the reserve, and every preemption."""
+    figure, axes = new_axes(1.9 * len(traces), rows=len(traces), sharex=True, squeeze=False)
+    parts = []
+    for ax, (name, trace) in zip(axes[:, 0], traces.items(), strict=True):
+        free = [trace.num_blocks - num_blocks_in_use(step) for step in trace.steps]
+        lost = [step.index for step in trace.steps for _ in step.preempted]
+        ax.step(range(len(free)), free, where="post", color=PALETTE["prefill"], linewidth=1.4)
+        ax.axhline(reserve[name], color=INK, linestyle="--", linewidth=1, label="reserve")
+        cross = {
+            "label": "preemption",
+            "marker": "X",
+            "color": PALETTE["preempted"],
+            "linestyle": "none",
+        }
+        ax.plot(lost, [free[step] for step in lost], markeredgecolor=INK, zorder=3, **cross)
+        parts.append(f"{name}: {count(len(lost), 'preemption')} in {count(len(free), 'step')}")
+        label(ax, parts[-1], "step" if ax is axes[-1, 0] else "", "free blocks")
+        ax.set_ylim(-1, max(free) + 1)
+    axes[0, 0].legend(loc="upper center", ncols=2, fontsize=8, frameon=False)
+    alt = "Free blocks over steps, dashed: the reserve, crosses: preemptions."
+    return picture(figure, f"{alt} {'; '.join(parts)}.")
