@@ -1,154 +1,272 @@
-"""Our engine beside `transformers`, on the same prompts and lengths, in one run.
+"""Our engine beside others, on the same prompts and lengths, in one run.
 
-    python benchmarks/peers.py --batch-sizes 1 16 --output benchmarks/results/peers.json
+    python benchmarks/peers.py --batch-sizes 1 16 --repeats 5 --save
 
-Both decode greedily from random token ids, end-of-sequence tokens ignored, in the same type and
-with the same number of threads. The peers take turns, so that a busy machine slows both, and
-the best of `--repeats` counts. With `--profile`, also where our decode step spends its time.
+transformers always; llama.cpp (pip install llama-cpp-python, and --gguf FILE with the same
+weights) and vLLM (pip install vllm) where they are installed. All decode greedily from the same
+random token ids, end-of-sequence tokens ignored, nothing kept from one call to the next, in the
+same type (llama.cpp: in that of its file) and with the same number of threads. They take turns,
+in another order each time, so that a busy machine slows all; best and median of --repeats
+count, and the ratios compare one run's.
+
+output   answer tokens per second of the whole call
+decode   the same without the prompt: the time of a call for one token is taken off
+prompt   prompt tokens per second of a call for one token
+ready    from the command to the first token in a fresh process
+
+With --profile, also where our engine spends its time.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import platform
-import random
+import statistics
+import subprocess
 import sys
+import threading
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-import torch
-import transformers
+import common
+from engines import ENGINES, Peer, Setup, TokenIds
 
-from minivllm import LLM, SamplingParams
+from minivllm import bench, bench_results
+from minivllm.cli_options import positive
 
-
-def make_prompts(batch_size: int, num_tokens: int, vocab_size: int) -> list[list[int]]:
-    """The same random prompts in every run."""
-    rng = random.Random(0)
-    return [[rng.randrange(100, vocab_size) for _ in range(num_tokens)] for _ in range(batch_size)]
-
-
-def time_ours(llm: LLM, prompts: list[list[int]], num_tokens: int) -> float:
-    """Seconds for the whole batch."""
-    params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
-    started = time.perf_counter()
-    outputs = llm.generate(prompts, params, use_tqdm=False)
-    seconds = time.perf_counter() - started
-    if any(len(output.outputs[0].token_ids) != num_tokens for output in outputs):
-        raise RuntimeError("an answer is shorter than asked for; the comparison would be unfair")
-    return seconds
+SPEEDS = ("output tok/s", "decode tok/s", "prompt tok/s")
+HEADER = ("workload", "engine", *SPEEDS, "best ratio", "median")
+WIDTHS = (28, 12, 12, 12, 12, 10, 10)
+READY_LIMIT = 600  # seconds
+ENGINES_SCRIPT = Path(__file__).parent / "engines.py"
 
 
-def time_transformers(
-    model: transformers.PreTrainedModel, prompts: list[list[int]], num_tokens: int
-) -> float:
-    """Seconds for the whole batch."""
-    ids = torch.tensor(prompts, device=model.device)
-    started = time.perf_counter()
-    output = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        min_new_tokens=num_tokens,
-        max_new_tokens=num_tokens,
-        do_sample=False,
-    )
-    seconds = time.perf_counter() - started
-    if output.shape[1] != ids.shape[1] + num_tokens:
-        raise RuntimeError("transformers stopped early; the comparison would be unfair")
+def load_peers(names: Sequence[str], setup: Setup) -> dict[str, Peer]:
+    """The engines that are installed; says of each other one why it is not here."""
+    peers = {}
+    for name in names:
+        try:
+            peers[name] = ENGINES[name](setup)
+        except ImportError as error:
+            print(f"{name}: not installed ({error})", flush=True)
+    return peers
+
+
+def time_calls(
+    peers: Mapping[str, Peer], prompts: Sequence[TokenIds], num_tokens: int, repeats: int
+) -> dict[str, list[float]]:
+    """Seconds of each call by engine; all take turns, after one call that is not counted."""
+    seconds: dict[str, list[float]] = {name: [] for name in peers}
+    for number in range(repeats + 1):
+        names = list(peers)
+        # Whoever follows a heavy neighbour may be slower: nobody always follows the same one.
+        turn = number % len(names)
+        for name in names[turn:] + names[:turn]:
+            began = time.perf_counter()
+            answers = peers[name].generate(prompts, num_tokens)
+            taken = time.perf_counter() - began
+            if [len(answer) for answer in answers] != [num_tokens] * len(prompts):
+                raise RuntimeError(f"{name} gave other lengths than asked for: no fair comparison")
+            if number:
+                seconds[name].append(taken)
     return seconds
 
 
 def compare(
-    llm: LLM, model: transformers.PreTrainedModel, batch_size: int, arguments: argparse.Namespace
-) -> list[dict[str, object]]:
-    """Best times of both peers at one batch size: two result records."""
-    prompts = make_prompts(batch_size, arguments.prompt_tokens, model.config.vocab_size)
-    seconds: dict[str, list[float]] = {"minivllm": [], "transformers": []}
-    for _ in range(arguments.repeats + 1):
-        seconds["minivllm"].append(time_ours(llm, prompts, arguments.new_tokens))
-        seconds["transformers"].append(time_transformers(model, prompts, arguments.new_tokens))
-    records = []
-    for engine, times in seconds.items():
-        best = min(times[1:])  # the first one warms up
-        records.append(
-            {
-                "engine": engine,
-                "workload": f"batch {batch_size}, {arguments.prompt_tokens} prompt tokens,"
-                f" {arguments.new_tokens} new tokens, greedy",
-                "batch_size": batch_size,
-                "seconds": best,
-                "output_tokens_per_s": batch_size * arguments.new_tokens / best,
-                "prompt_tokens_per_s": batch_size * arguments.prompt_tokens / best,
-            }
-        )
-    ours, theirs = records
-    ratio = float(theirs["seconds"]) / float(ours["seconds"])  # type: ignore[arg-type]
-    print(
-        f"batch {batch_size:3}: minivllm {ours['output_tokens_per_s']:7.1f} tok/s, transformers"
-        f" {theirs['output_tokens_per_s']:7.1f} tok/s, ratio {ratio:.2f}",
-        flush=True,
-    )
-    return records
+    peers: Mapping[str, Peer], prompts: Sequence[TokenIds], num_tokens: int, repeats: int
+) -> list[dict[str, Any]]:
+    """One result for each engine, ours first."""
+    first = time_calls(peers, prompts, 1, repeats)
+    whole = time_calls(peers, prompts, num_tokens, repeats) if num_tokens > 1 else first
+    workload = bench.workload_name(len(prompts), len(prompts[0]), num_tokens)
+    return [
+        {"engine": name, **figures(first[name], whole[name], prompts, num_tokens)}
+        | {"workload": workload}
+        for name in peers
+    ]
 
 
-def print_profile(llm: LLM, batch_size: int, arguments: argparse.Namespace) -> None:
-    """The operations that cost our engine most, over a whole batch."""
-    prompts = make_prompts(batch_size, arguments.prompt_tokens, 10_000)
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities) as profile:
-        time_ours(llm, prompts, arguments.new_tokens)
-    table = profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=12)
-    print(f"batch {batch_size}, {arguments.new_tokens} tokens:\n{table}")
-
-
-def environment(llm: LLM) -> dict[str, object]:
-    """What a reader needs to know to compare the numbers."""
+def figures(
+    first: Sequence[float], whole: Sequence[float], prompts: Sequence[TokenIds], num_tokens: int
+) -> dict[str, Any]:
+    """Speeds from the seconds of calls for one token (`first`) and for all of them (`whole`)."""
+    num_prompt_tokens = sum(len(prompt) for prompt in prompts)
+    num_output_tokens = len(prompts) * num_tokens
+    seconds = statistics.median(whole)
     return {
-        "date": datetime.date.today().isoformat(),
-        "command": " ".join(["python", *sys.argv]),
-        "model": llm.config.model,
-        "dtype": llm.config.dtype,
-        "device": llm.config.device,
-        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads,"
-        f" {torch.backends.cpu.get_cpu_capability()}",
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
+        "batch_size": len(prompts),
+        "num_prompt_tokens": num_prompt_tokens,
+        "num_output_tokens": num_output_tokens,
+        "seconds": seconds,
+        "best_seconds": min(whole),
+        "output_tokens_per_s": num_output_tokens / seconds,
+        "prompt_tokens_per_s": num_prompt_tokens / statistics.median(first),
+        "decode_tokens_per_s": decode_speed(
+            statistics.median(first), seconds, len(prompts), num_tokens
+        ),
+        "best_output_tokens_per_s": num_output_tokens / min(whole),
+        "best_prompt_tokens_per_s": num_prompt_tokens / min(first),
+        "best_decode_tokens_per_s": decode_speed(min(first), min(whole), len(prompts), num_tokens),
+        "seconds_all": list(whole),
+        "one_token_seconds_all": list(first),
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 16])
-    parser.add_argument("--prompt-tokens", type=int, default=128)
-    parser.add_argument("--new-tokens", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--output", type=Path, help="write the results as JSON")
-    arguments = parser.parse_args()
+def decode_speed(first: float, whole: float, batch_size: int, num_tokens: int) -> float | None:
+    """Tokens per second behind the first: 4 requests of 11 tokens in 3 s, of 1 token in 1 s,
+    decode 40 tokens in 2 s, 20 tok/s. None where there is nothing behind the first."""
+    if num_tokens == 1 or whole <= first:
+        return None
+    return batch_size * (num_tokens - 1) / (whole - first)
 
-    # Without a prefix cache: a repeated prompt must be computed again, as transformers does.
-    llm = LLM(arguments.model, dtype=arguments.dtype, enable_prefix_caching=False)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        llm.config.model_path, dtype=getattr(torch, llm.config.dtype)
-    ).to(llm.config.device)
-    results = [r for size in arguments.batch_sizes for r in compare(llm, model, size, arguments)]
-    if arguments.profile:
-        for size in arguments.batch_sizes:
-            print_profile(llm, size, arguments)
-    if arguments.output:
-        record = environment(llm) | {"results": results}
-        arguments.output.write_text(json.dumps(record, indent=1) + "\n")
-        print(f"written: {arguments.output}")
+
+def add_ratios(results: Sequence[dict[str, Any]]) -> None:
+    """How many times as fast as each other engine ours is, by best and by median times."""
+    ours = next((result for result in results if result["engine"] == "minivllm"), None)
+    for result in results:
+        if ours is not None:
+            # By decoding where there is some: prefill has a row of its own.
+            name = "seconds" if result["decode_tokens_per_s"] is None else "decode_tokens_per_s"
+            for kind in ("", "best_"):
+                theirs, mine = result[kind + name], ours[kind + name]
+                pair = (theirs, mine) if name == "seconds" else (mine, theirs)
+                result[kind + "ratio"] = pair[0] / pair[1] if pair[0] and pair[1] else None
+
+
+def table_cells(result: Mapping[str, Any]) -> list[str]:
+    """One row of `HEADER`, by best times."""
+    speeds = [result[f"best_{name}_tokens_per_s"] for name in ("output", "decode", "prompt")]
+    ratios = [result.get(name) for name in ("best_ratio", "ratio")]
+    return [
+        result["workload"],
+        result["engine"],
+        *map(bench_results.speed, speeds),
+        *(f"{ratio:.2f}" if ratio else "-" for ratio in ratios),
+    ]
+
+
+# -- time to ready -----------------------------------------------------------------------------
+
+
+def time_ready(name: str, setup: Setup, repeats: int) -> list[float]:
+    """Seconds from the command to the first token, each in a fresh process."""
+    seconds = []
+    for _ in range(repeats):
+        command = [sys.executable, str(ENGINES_SCRIPT), name, json.dumps(asdict(setup))]
+        began = time.perf_counter()
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None, "it was asked for"
+            limit = threading.Timer(READY_LIMIT, child.kill)
+            limit.start()
+            seen = any(line.strip() == "ready" for line in child.stdout)
+            seconds.append(time.perf_counter() - began)
+            limit.cancel()
+            child.kill()
+        if not seen:
+            raise RuntimeError(f"{name} ended before its first token; run it alone to see why")
+    return seconds
+
+
+def ready_result(name: str, seconds: Sequence[float]) -> dict[str, Any]:
+    """The result of `time_ready`; one token is all that comes out."""
+    median = statistics.median(seconds)
+    return {
+        "engine": name,
+        "workload": "ready: command to first token",
+        "seconds": median,
+        "best_seconds": min(seconds),
+        "output_tokens_per_s": 1 / median,
+        "prompt_tokens_per_s": 4 / median,
+        "seconds_all": list(seconds),
+    }
+
+
+# -- the whole ---------------------------------------------------------------------------------
+
+
+def print_profile(peer: Peer, prompts: Sequence[TokenIds], num_tokens: int) -> None:
+    """The operations that cost our engine most, over a whole batch."""
+    import torch
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        peer.generate(prompts, num_tokens)
+    table = profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=14)
+    print(f"batch {len(prompts)}, {num_tokens} tokens:\n{table}")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Which engines, which sizes."""
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
+    parser.add_argument("--gguf", metavar="FILE", help="the model for llama.cpp")
+    parser.add_argument("--batch-sizes", type=positive, nargs="+", default=[1, 4, 16, 32])
+    for name, default, what in (
+        ("--prompt-tokens", 128, "of each request"),
+        ("--new-tokens", 97, "of each answer"),
+        ("--prefill-tokens", 512, "of the prompt that is timed alone"),
+        ("--repeats", 5, "of each call"),
+        ("--ready-repeats", 3, "of the start in a fresh process"),
+    ):
+        parser.add_argument(
+            name, type=positive, default=default, metavar="N", help=f"{what} (default: %(default)s)"
+        )
+    parser.add_argument("--no-ready", action="store_true", help="leave the start out")
+    parser.add_argument("--profile", action="store_true")
+
+
+def make_setup(llm: Any, arguments: argparse.Namespace) -> Setup:
+    """The same for all engines, from what ours chose for this machine."""
+    import torch
+
+    return Setup(
+        model_path=llm.config.model_path,
+        max_batch=max(arguments.batch_sizes),
+        max_len=max(arguments.prompt_tokens + arguments.new_tokens, arguments.prefill_tokens + 1),
+        dtype=llm.config.dtype,
+        device=llm.config.device,
+        num_threads=torch.get_num_threads(),
+        gguf=arguments.gguf,
+        settings=dict(arguments.set),
+    )
+
+
+def measure(setup: Setup, vocab_size: int, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Load the engines, time them, print the rows."""
+    peers = load_peers(arguments.engines, setup)
+    lengths = arguments.prompt_tokens, arguments.new_tokens
+    shapes = [(size, *lengths) for size in arguments.batch_sizes]
+    results = []
+    print(bench_results.text_table([HEADER], WIDTHS), flush=True)
+    for size, prompt_tokens, new_tokens in [*shapes, (1, arguments.prefill_tokens, 1)]:
+        workload = bench.batch_workload(size, prompt_tokens, new_tokens, vocab_size)
+        compared = compare(peers, workload.prompts, new_tokens, arguments.repeats)
+        add_ratios(compared)
+        results += compared
+        rows = [table_cells(result) for result in compared]
+        print(bench_results.text_table(rows, WIDTHS), flush=True)
+        if arguments.profile and "minivllm" in peers:
+            print_profile(peers["minivllm"], workload.prompts, new_tokens)
+    if not arguments.no_ready:
+        for name in peers:
+            results.append(ready_result(name, time_ready(name, setup, arguments.ready_repeats)))
+            print(f"{name}: ready after {results[-1]['best_seconds']:.1f} s", flush=True)
+    return results
+
+
+def main() -> None:
+    parser = common.make_parser(__doc__)
+    add_options(parser)
+    arguments = parser.parse_args()
+    with common.open_llm(arguments) as (llm, name):
+        facts = bench_results.facts(llm.config, name)
+        setup, vocab_size = make_setup(llm, arguments), bench.vocab_size_of(llm)
+        print(f"{facts['model']}, {facts['dtype']} on {facts['machine']}")
+        llm.close()  # the files stay; its memory is for the engines that are timed
+        results = measure(setup, vocab_size, arguments)
+    common.save(arguments, [{**facts, **result} for result in results], "peers")
 
 
 if __name__ == "__main__":
-    main()
+    common.run(main)

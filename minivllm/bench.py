@@ -66,11 +66,17 @@ def batch_workload(
 
     With `new_tokens=1` nothing is decoded: prefill alone.
     """
-    rng, top = random.Random(0), min(TOP_TOKEN_ID, vocab_size - 1)
+    name = workload_name(batch_size, prompt_tokens, new_tokens)
+    # Seeded by its name: no two workloads share prompts that a prefix cache could find.
+    rng, top = random.Random(name), min(TOP_TOKEN_ID, vocab_size - 1)
     prompts = [_random_ids(rng, prompt_tokens, top) for _ in range(batch_size)]
-    kind = f"prefill {batch_size}" if new_tokens == 1 else f"batch {batch_size}"
-    name = f"{kind} x {prompt_tokens} in, {new_tokens} out"
     return Workload(name, prompts, [new_tokens] * batch_size)
+
+
+def workload_name(batch_size: int, prompt_tokens: int, new_tokens: int) -> str:
+    """ "batch 16 x 128 in, 97 out", or "prefill 1 x 512 in, 1 out"."""
+    kind = "prefill" if new_tokens == 1 else "batch"
+    return f"{kind} {batch_size} x {prompt_tokens} in, {new_tokens} out"
 
 
 def mixed_workload(

@@ -79,9 +79,16 @@ def facts(config: EngineConfig, model: str | None = None) -> dict[str, Any]:
         "model": model or config.model,
         "dtype": config.dtype,
         "device": config.device,
-        "machine": machine(config.device),
+        "machine": describe_device(config.device),
         "max_num_seqs": config.max_num_seqs,
         "max_num_batched_tokens": config.max_num_batched_tokens,
+        **provenance(),
+    }
+
+
+def provenance() -> dict[str, Any]:
+    """With which versions, by which command and when something was measured."""
+    return {
         "versions": versions(),
         "command": command_line(sys.argv),
         "date": datetime.date.today().isoformat(),
@@ -99,7 +106,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def machine(device: str) -> str:
+def describe_device(device: str) -> str:
     """The device in words: "NVIDIA H200", or a CPU with its threads and vector units."""
     import torch
 
@@ -126,7 +133,8 @@ def command_line(argv: Sequence[str]) -> str:
     program = ["minivllm"] if name in ("minivllm", "__main__.py") else ["python", name]
     if name.endswith(".py") and name != "__main__.py":
         program = ["python", f"benchmarks/{name}"]
-    return shlex.join([*program, *argv[1:]])
+    arguments = [Path(text).name if os.path.isabs(text) else text for text in argv[1:]]
+    return shlex.join([*program, *arguments])
 
 
 # -- files -------------------------------------------------------------------------------------

@@ -123,7 +123,7 @@ def _add_generate(commands: Any) -> None:
         "generate",
         summary="answer your prompts",
         teaches="Answers each PROMPT as the first message of a chat of its own; several are\n"
-        "computed together. --raw continues the text as it stands, which is what a base model can do.",
+        "computed together. With --raw the text is continued instead: so base models are used.",
         example='example: minivllm generate "What is the capital of France?" --temperature 0',
     )
     generate.add_argument("prompts", nargs="+", metavar="PROMPT")

@@ -3,16 +3,36 @@
 from __future__ import annotations
 
 import argparse
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minivllm.cli_options import add_command, add_engine_options, load, positive
 
 if TYPE_CHECKING:
-    from minivllm.bench import Workload
+    from minivllm.bench import Run, Workload
     from minivllm.llm import LLM
 
 WIDTHS = (36, 12, 12, 12, 8, 8, 8)
+TEACHES = """\
+Times random prompts of fixed lengths, which are never cut short. Takes about two minutes on a
+laptop with two cores, less on a better machine.
+
+  batch N    N equal requests that start together: what one user (batch 1) or many get
+  prefill    prompts alone: how fast text is read
+  mixed      requests of random lengths, coming and going as in a service
+
+  output     answer tokens per second, all requests together, from the first prompt on
+  decode     the same, only while every request is decoding
+  prompt     prompt tokens per second
+  TTFT       time to first token (median): how long a user waits to see something
+  between    time between two tokens of a request (median), and p99, which 99 of 100 stay
+             below: how smooth the text comes
+
+A larger batch gives more tokens per second in all and fewer to each user. Other programs that
+are running slow it down: look at several runs before you believe one.
+"""
 
 
 def add_bench(commands: Any) -> None:
@@ -21,19 +41,7 @@ def add_bench(commands: Any) -> None:
         commands,
         "bench",
         summary="measure speed on this machine",
-        teaches="Times random prompts of fixed lengths, which are never cut short. Takes about\n"
-        "two minutes on a laptop with two cores, less on a better one.\n\n"
-        "  batch N    N equal requests that start together: what one user (batch 1) or many get\n"
-        "  prefill    prompts alone: how fast text is read\n"
-        "  mixed      requests of random lengths, coming and going as in a service\n\n"
-        "  output     answer tokens per second, all requests together, from the first prompt on\n"
-        "  decode     the same, only while every request is decoding\n"
-        "  prompt     prompt tokens per second\n"
-        "  TTFT       time to first token (median): how long a user waits to see something\n"
-        "  between    time between two tokens of a request (median), and p99, which 99 of 100\n"
-        "             stay below: how smooth the text comes\n\n"
-        "A larger batch gives more tokens per second in all and fewer to each user. Other\n"
-        "programs that are running slow it down: look at several runs before you believe one.",
+        teaches=TEACHES,
         example="example: minivllm bench --batch-sizes 1 8 --json speed.json",
     )
     bench.add_argument(
@@ -45,7 +53,7 @@ def add_bench(commands: Any) -> None:
         ("--prefill-tokens", 512, "of the prompt that is timed alone"),
         ("--mixed-requests", 12, "of the mixed workload"),
         ("--repeats", 3, "of each workload; the median counts"),
-        ("--max-seconds", 12, "after which no repeat of a workload begins"),
+        ("--max-seconds", 100, "in all, about: then repeats, and at last workloads, are left out"),
     ):
         bench.add_argument(
             name, type=positive, default=default, metavar="N", help=f"{what} (default: %(default)s)"
@@ -77,8 +85,7 @@ def run_bench(arguments: argparse.Namespace) -> None:
         print(f"{facts['model']}, {facts['dtype']} on {facts['machine']}\n")
         bench.warm_up(llm)
         print(bench_results.text_table([bench_results.HEADER], WIDTHS), flush=True)
-        for workload in workloads:
-            runs = bench.repeat_offline(llm, workload, arguments.repeats, arguments.max_seconds)
+        for workload, runs in share_time(llm, workloads, arguments):
             results.append({**facts, **bench.summarise(workload, runs)})
             cells = bench_results.table_cells(results[-1])
             print(bench_results.text_table([cells], WIDTHS), flush=True)
@@ -87,8 +94,26 @@ def run_bench(arguments: argparse.Namespace) -> None:
         print(f"\nwritten: {arguments.json}")
 
 
+def share_time(
+    llm: LLM, workloads: list[Workload], arguments: argparse.Namespace
+) -> Iterator[tuple[Workload, list[Run]]]:
+    """The runs of each workload. Those that are left share the time that is left; when it is
+    over, the rest are named and not begun."""
+    from minivllm import bench
+
+    deadline = time.perf_counter() + arguments.max_seconds
+    for number, workload in enumerate(workloads):
+        left = deadline - time.perf_counter()
+        if left <= 0 and number:
+            names = ", ".join(workload.name for workload in workloads[number:])
+            print(f"\nleft out, because --max-seconds {arguments.max_seconds} are over: {names}")
+            return
+        share = left / (len(workloads) - number)
+        yield workload, bench.repeat_offline(llm, workload, arguments.repeats, share)
+
+
 def choose_workloads(llm: LLM, arguments: argparse.Namespace) -> list[Workload]:
-    """The batches, a prompt alone, and requests of mixed lengths up to those of the batches."""
+    """A prompt alone, the batches, and requests of mixed lengths up to those of the batches."""
     from minivllm import bench
 
     vocab_size = bench.vocab_size_of(llm)
@@ -99,4 +124,4 @@ def choose_workloads(llm: LLM, arguments: argparse.Namespace) -> list[Workload]:
     prefill = bench.batch_workload(1, arguments.prefill_tokens, 1, vocab_size)
     ranges = (max(1, prompt // 8), prompt), (max(1, new // 4), new)
     mixed = bench.mixed_workload(arguments.mixed_requests, vocab_size, *ranges)
-    return [*batches, prefill, mixed]
+    return [prefill, *batches, mixed]

@@ -44,7 +44,7 @@ def add_chat(commands: Any) -> None:
         commands,
         "chat",
         summary="talk with the model",
-        teaches="Answers as you type, word by word, and remembers the session. The whole of it\n"
+        teaches="Answers word by word, and remembers the conversation. The whole of it\n"
         "is the prompt of each turn, but the engine computes only what is new: the line below\n"
         "an answer says how many prompt tokens came from the prefix cache, how long the first\n"
         "token took and how many tokens per second followed it.\n\n"
@@ -65,8 +65,8 @@ def run_chat(arguments: argparse.Namespace) -> int:
     with load(arguments) as llm:
         session = Session(llm, sampling_params(llm, arguments), arguments.system)
         terminal.note(
-            f"{llm.config.model}, {llm.config.dtype} on {llm.config.device}. Conversations"
-            f" have room for {llm.config.max_model_len:,} tokens. /help lists the commands, Ctrl-D leaves."
+            f"{llm.config.model}, {llm.config.dtype} on {llm.config.device}, room for"
+            f" {llm.config.max_model_len:,} tokens. /help lists the commands, Ctrl-D leaves."
         )
         num_refused = Chat(session, terminal).run()
     return 2 if num_refused and not terminal.is_interactive else 0
@@ -129,7 +129,8 @@ class Session:
         self.num_asked += 1
         if self.params.seed is None:
             return self.params
-        return dataclasses.replace(self.params, seed=self.params.seed + self.num_asked - 1)
+        seed = (self.params.seed + self.num_asked - 1) % 2**63
+        return dataclasses.replace(self.params, seed=seed)
 
     def _check_room(self, num_tokens: int) -> None:
         limit = self.llm.config.max_model_len

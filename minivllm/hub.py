@@ -1,12 +1,13 @@
-"""From a model's name to a checkpoint directory: built-in model, or a directory of one's own.
+"""From a model's name to a checkpoint directory: built-in, one's own, or from the Hub.
 
 The built-in model needs no account: it is fetched once and converted into the user's cache.
-Leaves out fetching (`model_wheel`), converting (`gguf_checkpoint`) and reading a checkpoint
-(`weights`). Imports nothing heavy. Given (no notebook builds it).
+Leaves out fetching (`model_wheel`, `hf_hub`), converting (`gguf_checkpoint`) and reading a
+checkpoint (`weights`). Imports nothing heavy. Given (no notebook builds it).
 """
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from minivllm import gguf_checkpoint
+from minivllm.hf_hub import HubName, check_files, fetch_repository, parse_name
 from minivllm.model_wheel import (
     BuiltinModel,
     Fetch,
@@ -30,8 +32,6 @@ from minivllm.model_wheel import (
 MARKER = "minivllm.json"
 # Raise it when `gguf_checkpoint` writes something else than before.
 FORMAT = 1
-
-PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 
 BUILTIN_MODELS = (
     BuiltinModel(
@@ -61,48 +61,50 @@ def cache_dir() -> Path:
 
 
 def resolve_model(
-    name: str | os.PathLike[str], builtin_models: Sequence[BuiltinModel] = BUILTIN_MODELS
+    name: str | os.PathLike[str],
+    builtin_models: Sequence[BuiltinModel] = BUILTIN_MODELS,
+    fetch: Callable[[HubName], Path] = fetch_repository,
 ) -> Path:
     """The checkpoint directory that `name` stands for: config.json, safetensors, tokenizer.json.
 
     A built-in name ("smollm2-135m") comes first and is fetched and converted where the cache
-    does not hold it yet; a directory of the same name is reached as "./smollm2-135m".
-    Anything else must be a directory, which is returned as it is.
-    Raises ValueError for an unknown name, an incomplete directory and a cache that cannot be
-    written, FetchError if the built-in model cannot be had.
+    does not hold it yet; a directory of the same name is reached as "./smollm2-135m". Then a
+    directory, which is returned as it is. A string "owner/name" or "owner/name@revision" that
+    is no directory is a model on the Hub, fetched into the Hub's own cache.
+    Raises ValueError for an unknown name, an incomplete directory, a model that cannot be had
+    from the Hub and a cache that cannot be written, FetchError if the built-in model cannot be
+    had.
     """
     for model in builtin_models:
         if name == model.name:
             return builtin_dir(model, cache_dir())
     directory = Path(name).expanduser()
-    if not directory.is_dir():
-        known = ", ".join(model.name for model in builtin_models)
+    hub_name = parse_name(name) if isinstance(name, str) and not directory.exists() else None
+    if hub_name:
+        directory = fetch(hub_name)
+    elif not directory.is_dir():
         what = "a file" if directory.exists() else "neither a built-in model nor a directory"
-        raise ValueError(
-            f"model={str(name)!r} is {what}. Built-in models: {known}. A directory works too, if"
-            " it holds config.json, *.safetensors and tokenizer.json"
-        )
+        known = [model.name for model in builtin_models]
+        raise ValueError(f"model={str(name)!r} is {what}. {_what_works(str(name), known)}")
     check_directory(directory)
     return directory.resolve()
 
 
+def _what_works(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+    meant = f"Did you mean {close[0]!r}? " if close else ""
+    return (
+        f"{meant}Built-in models: {', '.join(known)}. A directory works too, if it holds"
+        " config.json, *.safetensors and tokenizer.json; so does a model on the Hugging Face Hub"
+        " by its whole name, such as Qwen/Qwen3-0.6B"
+    )
+
+
 def check_directory(directory: Path) -> None:
     """Raise ValueError, saying what is missing, unless `directory` is a complete checkpoint."""
-    weights = any(directory.glob("*.safetensors"))
-    pickles = sorted(p.name for p in directory.iterdir() if p.suffix in PICKLE_SUFFIXES)
-    if pickles and not weights:
-        raise ValueError(
-            f"{directory} holds its weights as pickle ({pickles[0]}): safetensors only, because"
-            " loading a pickle runs whatever code is in it. Get the model's safetensors, or, if"
-            " you trust the file, load it with transformers and save it with save_pretrained"
-        )
-    missing = [n for n in ("config.json", "tokenizer.json") if not (directory / n).is_file()]
-    missing += [] if weights else ["*.safetensors"]
-    if missing:
-        raise ValueError(
-            f"{directory} is no complete checkpoint: it has no {', no '.join(missing)}."
-            " Get the missing files from where the model comes from"
-        )
+    names = [path.name for path in directory.iterdir()]
+    remedy = "Get the missing files from where the model comes from"
+    check_files(str(directory), names, remedy)
 
 
 # -- built-in models --

@@ -223,8 +223,9 @@ class CausalLM(nn.Module):
         A checkpoint with tied embeddings has no `lm_head`: the embedding's rows serve again,
         as one direction per token (Press and Wolf 2017, arXiv 1608.05859).
         """
-        head = self.model.embed_tokens if self.lm_head is None else self.lm_head
-        return self.ops.linear(hidden, head.weight).float()
+        if self.lm_head is None:
+            return self.ops.linear(hidden, self.model.embed_tokens.weight).float()
+        return self.lm_head(hidden).float()
 
 
 def empty_parameter(*shape: int) -> nn.Parameter:

@@ -8,7 +8,7 @@ out who computes what (the scheduler) and how operations are done (`ops`). Noteb
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -17,8 +17,8 @@ from torch import Tensor
 from minivllm.block_manager import blocks_for
 from minivllm.config import EngineConfig, set_value
 from minivllm.model_config import ModelConfig
-from minivllm.request import Chunk, Request
-from minivllm.rows import Rows, SamplingRows, StepInput, StepPlan, gather, scatter
+from minivllm.request import Chunk, Logprob, Request
+from minivllm.rows import Rows, SamplingRows, StepInput, StepPlan, TokenLogprobs, gather, scatter
 
 
 class RunnerOps(Protocol):
@@ -34,6 +34,10 @@ class RunnerOps(Protocol):
 # [N] int64 of the tokens to choose -> token ids [N] int64. The engine hands in
 # `sampler.sample` (Notebook 10).
 Sample = Callable[[Tensor, SamplingRows, Tensor], Tensor]
+# And for the M rows that want to know how probable their token was: logits [M, V] float32 as
+# the model gave them, chosen tokens [M] int64, number of alternatives K. The engine hands in
+# `logits_processors.rank_tokens` (Notebook 10).
+RankTokens = Callable[[Tensor, Tensor, int], TokenLogprobs]
 
 
 def greedy(logits: Tensor, settings: SamplingRows, positions: Tensor) -> Tensor:
@@ -67,8 +71,9 @@ def activation_bytes(
     heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     widest = max(heads, 3 * config.intermediate_size)
     per_token = (3 * config.hidden_size + widest) * dtype.itemsize
-    # The logits are float32, and sampling holds two more tensors of their size.
-    return num_tokens * per_token + 3 * num_seqs * config.vocab_size * 4
+    # The logits are float32; penalties change a copy of them, and sampling holds three more
+    # tensors of their size.
+    return num_tokens * per_token + 5 * num_seqs * config.vocab_size * 4
 
 
 def num_blocks_that_fit(budget_bytes: int, block_bytes: int, max_blocks: int) -> int:
@@ -132,13 +137,33 @@ def allocate_kv_cache(model_config: ModelConfig, config: EngineConfig) -> Tensor
 
 @dataclass
 class Pending:
-    """The tokens of a step that may still be running."""
+    """The tokens of a step that may still be running, S chunks of which sample."""
 
     token_ids: Tensor  # [S] int64, on the device
+    ranked: TokenLogprobs | None = None  # of the rows that ask; None: no row does
+    num_logprobs: list[int | None] = field(default_factory=list)  # [S] alternatives; None: off
 
     def wait(self) -> list[int]:
         """Wait for the device; the token ids of the chunks that sample, in order."""
         return [int(token_id) for token_id in self.token_ids.tolist()]
+
+    def logprobs(self) -> list[dict[int, Logprob] | None]:
+        """Wait for the device; for each chunk that samples its token and the most probable
+        alternatives, by token id, or None where none were asked for."""
+        if self.ranked is None:
+            return [None] * len(self.token_ids)
+        columns = (self.ranked.token_ids, self.ranked.logprobs, self.ranked.ranks)
+        # Rows ask for different numbers: each has as many columns as the one that wants most.
+        rows = zip(*(column.tolist() for column in columns))
+        return [None if k is None else _first(k + 1, *next(rows)) for k in self.num_logprobs]
+
+
+def _first(
+    count: int, token_ids: list[int], logprobs: list[float], ranks: list[int]
+) -> dict[int, Logprob]:
+    """The first `count` entries; the chosen token may be among the most probable ones again."""
+    rows = list(zip(token_ids, logprobs, ranks))[:count]
+    return {token_id: Logprob(logprob, rank) for token_id, logprob, rank in rows}
 
 
 class ModelRunner:
@@ -156,12 +181,14 @@ class ModelRunner:
         sample: Sample,
         model_config: ModelConfig,
         config: EngineConfig,
+        rank_tokens: RankTokens | None = None,
     ) -> None:
         """Allocates the rows and the KV cache.
 
         `model` is a `model.CausalLM` or acts like one; of `config`, every setting is filled in.
+        Without `rank_tokens`, no request may ask for logprobs.
         """
-        self.model, self.ops, self.sample = model, ops, sample
+        self.model, self.ops, self.sample, self.rank_tokens = model, ops, sample, rank_tokens
         self.block_size = config.block_size
         self.device = torch.device(config.device)
         self.scale = model_config.head_dim**-0.5
@@ -175,7 +202,7 @@ class ModelRunner:
         """Start one step; does not wait for the device. Chunks that decode come first."""
         if not chunks:
             return Pending(torch.empty(0, dtype=torch.int64))
-        return Pending(self.step(self.plan(chunks)))
+        return self.step(self.plan(chunks))
 
     def release(self, request: Request) -> None:
         """The request no longer runs (finished, preempted or aborted): its row is free."""
@@ -195,6 +222,8 @@ class ModelRunner:
             lengths=table[2],
             sampling=torch.tensor(sampling, dtype=torch.int64).to(self.device, non_blocking=True),
             params=[chunks[index].request.sampling_params for index in sampling],
+            rows=[row_ids[index] for index in sampling],
+            ends=[chunks[index].end for index in sampling],
             num_tokens=sum(chunk.length for chunk in chunks),
             num_decodes=sum(chunk.is_decode for chunk in chunks),
         )
@@ -207,19 +236,30 @@ class ModelRunner:
         self.rows.write_new_blocks(request, row)
         return row
 
-    def step(self, plan: StepPlan) -> Tensor:
-        """From the rows to the rows: everything a step does on the device. Returns the sampled
-        token ids `[S]`."""
+    def step(self, plan: StepPlan) -> Pending:
+        """From the rows to the rows: everything a step does on the device."""
         inputs = gather(self.rows, plan, self.block_size, self.ops.slot_mapping)
         hidden = self.model(inputs.input_ids, inputs.positions, self._attend(inputs))
         if not plan.params:
-            return inputs.last  # a chunk in the middle of a prompt: nothing is sampled
+            return Pending(inputs.last)  # only chunks in the middle of prompts: no tokens
         logits = self.model.logits(hidden[inputs.last])
         positions = (plan.starts + plan.lengths)[plan.sampling]
-        settings = self.rows.settings(plan.row_ids[plan.sampling], plan.params)
-        token_ids = self.sample(logits, settings, positions)
+        token_ids = self.sample(logits, self.rows.settings(plan), positions)
         scatter(self.rows, plan, token_ids)
-        return token_ids
+        num_logprobs = [params.logprobs for params in plan.params]
+        return Pending(token_ids, self._rank(logits, token_ids, num_logprobs), num_logprobs)
+
+    def _rank(
+        self, logits: Tensor, token_ids: Tensor, num_logprobs: list[int | None]
+    ) -> TokenLogprobs | None:
+        """Log-probabilities for the rows that ask, each with as many as any of them wants."""
+        asking = [index for index, k in enumerate(num_logprobs) if k is not None]
+        if not asking:
+            return None
+        assert self.rank_tokens is not None, "a request asks for logprobs: hand in rank_tokens"
+        most = max(k for k in num_logprobs if k is not None)
+        rows = torch.tensor(asking).to(logits.device, non_blocking=True)
+        return self.rank_tokens(logits[rows], token_ids[rows], most)
 
     def _attend(self, inputs: StepInput) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
         """The function the model calls in each layer: store the new keys and values, then

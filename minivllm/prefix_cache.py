@@ -14,10 +14,11 @@ HashFunction = Callable[[int, tuple[int, ...]], int]
 
 
 def hash_block(parent_key: int, token_ids: tuple[int, ...]) -> int:
-    """The key of a block: a hash of its tokens and of the key of the block before it.
+    """The key of a block, an int: a hash of its tokens and of the key of the block before it.
 
-    Equal tokens after different beginnings get different keys:
-    `hash_block(0, (7, 8)) != hash_block(1, (7, 8))`. The first block's parent key is 0.
+    Equal tokens behind different beginnings get different keys:
+    `hash_block(0, (7, 8)) != hash_block(1, (7, 8))`. So do the same tokens, and the same
+    blocks, in another order. The first block's parent key is 0.
     """
     # Whole tuples of ints: the same in every process, and no string is built.
     return hash((parent_key, token_ids))
@@ -70,19 +71,23 @@ class PrefixCache:
     def lookup(self, parent: CachedBlock | None, token_ids: tuple[int, ...]) -> CachedBlock | None:
         """The node with exactly these tokens behind exactly this parent, or None.
 
-        An equal key is not enough: two contents can share one, and serving the other one's
-        keys and values would answer another user's prompt.
+        `parent` is the node of the block before, the same object (None: there is none). An
+        equal key is not enough: if the entry under the key of (3, 4) is a node that holds
+        (1, 2), the answer is None.
         """
+        # Two contents can share a key, and serving the other one's keys and values would
+        # answer another user's prompt. Comparing nodes, not their keys, covers all before it.
         entry = self.entries.get(self.key_of(parent, token_ids))
         if entry is None or entry.parent is not parent or entry.token_ids != token_ids:
             return None
         return entry
 
     def match(self, token_ids: Sequence[int]) -> list[CachedBlock]:
-        """The longest chain of known blocks that `token_ids` begins with.
+        """The nodes of the longest chain of known blocks that `token_ids` begins with, in order.
 
-        Never covers the last token: with 32 tokens in blocks of 16, at most one block is
-        found. Changes nothing.
+        The chain ends at the first block that is not known. It never covers the last token:
+        with 32 tokens in blocks of 16 at most one block is found, with 33 at most two.
+        Changes nothing.
         """
         # The next token is sampled from the last token's output, and outputs are not cached:
         # so the last token is always computed, even if its block is known.
@@ -99,9 +104,10 @@ class PrefixCache:
     ) -> CachedBlock:
         """Make known that `block_id` holds these tokens behind `parent`, computed.
 
-        Returns the node to use as parent of the next block. If the content is known already
-        (two equal prompts computed in one step), that is the older block's node, and
-        `block_id` stays unknown. A node that shares only the key is forgotten.
+        Returns the node to use as parent of the next block: a new one in `entries` and
+        `by_block`. If the content is known already (two equal prompts computed in one step),
+        it is the older block's node, and `block_id` stays unknown. Another content that stands
+        under the same key is forgotten first.
         """
         tokens = tuple(token_ids)
         known = self.lookup(parent, tokens)
@@ -116,7 +122,10 @@ class PrefixCache:
         return entry
 
     def forget(self, block_id: int) -> None:
-        """The block gets other content: no lookup may find it any more. Unknown ids are fine."""
+        """The block gets other content: its node leaves `by_block` and `entries`.
+
+        Nothing happens for a block that holds nothing to find.
+        """
         entry = self.by_block.pop(block_id, None)
         if entry is not None:
             del self.entries[entry.key]

@@ -15,34 +15,28 @@ from minivllm.request import Chunk, FinishReason, Request, SchedulerOutput
 
 
 class Memory(Protocol):
-    """What the scheduler asks of the KV memory. Filled by `block_manager.BlockManager`
-    (Notebook 03); `TokenCounter` is the smallest one that works."""
+    """What the scheduler asks of the KV memory. `TokenCounter` is the smallest one that works,
+    `block_manager.BlockManager` (Notebook 03) the real one."""
 
     @property
     def max_tokens(self) -> int:
         """Tokens that fit if one request has all of it."""
-        ...
 
     def reuse_prefix(self, request: Request) -> int:
         """Give the request what is already computed of its tokens; returns how many tokens."""
-        ...
 
     def allocate(self, request: Request, num_tokens: int, keep_watermark: bool = False) -> bool:
         """Make room for the request's first `num_tokens` tokens; False, and no change, if
         there is none. `keep_watermark`: and leave a reserve for those that run."""
-        ...
 
     def publish(self, request: Request, num_tokens: int) -> None:
         """The first `num_tokens` tokens are computed and known: others may reuse them."""
-        ...
 
     def free(self, request: Request) -> None:
         """Take back all room of the request."""
-        ...
 
     def check(self, requests: Iterable[Request]) -> None:
         """Assert that exactly these requests hold room."""
-        ...
 
 
 class TokenCounter:
@@ -79,12 +73,14 @@ class TokenCounter:
 def next_chunk(request: Request, budget: int) -> Chunk:
     """The next part of a running request, at most `budget` (>= 1) tokens of it.
 
-    With 100 tokens, 64 of them computed: `budget=20` gives positions 64 to 84, and no token
-    is sampled; `budget=50` gives 64 to 100 and samples. A decoding request has one token left.
+    It starts behind the computed tokens. It samples if it ends with the last token there is
+    (`num_tokens`), and `is_decode` is what `request.is_decoding` says. With 100 tokens, 64 of
+    them computed: `budget=20` gives positions 64 to 84 and no sample, `budget=50` gives 64 to
+    100 and a sample. A decoding request has one token left.
     """
     start = request.num_computed_tokens
     length = min(budget, request.num_tokens - start)
-    # Only the output of the last known token says what comes next.
+    # Only the output of the last token says what comes next.
     samples = start + length == request.num_tokens
     return Chunk(request, start, length, samples, is_decode=request.is_decoding)
 
@@ -92,7 +88,8 @@ def next_chunk(request: Request, budget: int) -> Chunk:
 def finish_reason(request: Request) -> FinishReason | None:
     """Why the answer ends with the token read last, or None if it goes on.
 
-    "stop" goes before "length" where both hold.
+    "stop" if that token is one of `stop_token_ids`, else "length" if `token_ids` (what has been
+    read back) holds `max_num_tokens` tokens. Where both hold it is "stop".
     """
     if request.token_ids[-1] in request.stop_token_ids:
         return "stop"
@@ -116,8 +113,7 @@ class Scheduler:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        # Steps scheduled and not read yet: while there are any, more memory may come free.
-        self.num_unread_steps = 0
+        self.num_unread_steps = 0  # while there are any, memory may come free
 
     def __repr__(self) -> str:
         return f"Scheduler({len(self.waiting)} waiting, {len(self.running)} running)"
@@ -132,71 +128,76 @@ class Scheduler:
         self.waiting.append(request)
 
     def schedule(self) -> SchedulerOutput:
-        """Choose the next step's chunks and count them as computed.
+        """Choose the next step's chunks (`_take` each) and count them as computed.
 
-        Decoding requests come first, one token each; then prompts that are under way; then
-        requests from the queue, in order, until budget, rows or memory run out. May be called
-        again before the results of the last step are read (`update`).
+        1. Each decoding request of `running`, in order, gets one token if there is room for it
+           (`make_room`) and if its tokens, unread ones included, are fewer than `max_num_tokens`.
+        2. Running prompts get what is left of `max_num_batched_tokens`, in order.
+        3. Requests from the queue get what is left then (`schedule_waiting`).
+        Budget 10, one answer under way, a prompt of 20: chunks of 1 and 9, 1 and 9, 1 and 2.
+        May be called again before the results of the last step are read (`update`).
         """
         output = SchedulerOutput()
-        self._schedule_decodes(output)
-        self._schedule_prefills(output)
-        self._schedule_waiting(output)
-        self.num_unread_steps += bool(output.chunks)
+        # A copy: making room takes the newest away, and those decode no more.
+        for request in list(self.running):
+            wants_token = request.is_decoding and request.num_tokens < request.max_num_tokens
+            if wants_token and self.make_room(request, output):
+                self._take(next_chunk(request, budget=1), output)
+        for request in [r for r in self.running if not r.is_decoding]:
+            budget = self.max_num_batched_tokens - output.num_tokens
+            if budget > 0:
+                self._take(next_chunk(request, budget), output)
+        self.schedule_waiting(output)
         return output
 
-    def _schedule_decodes(self, output: SchedulerOutput) -> None:
-        index = 0  # `running` loses requests at its end while this loop goes through it
-        while index < len(self.running):
-            request = self.running[index]
-            wants_token = request.is_decoding and request.num_tokens < request.max_num_tokens
-            if wants_token and self._make_room(request, output):
-                self._take(next_chunk(request, budget=1), output)
-            index += 1
+    def schedule_waiting(self, output: SchedulerOutput) -> None:
+        """Move requests from the queue, in order, to the end of `running`, each with a chunk.
 
-    def _schedule_prefills(self, output: SchedulerOutput) -> None:
-        budget = self.max_num_batched_tokens - output.num_tokens
-        for request in self.running:
-            if budget > 0 and not request.is_decoding:
-                chunk = next_chunk(request, budget)
-                self._take(chunk, output)
-                budget -= chunk.length
-
-    def _schedule_waiting(self, output: SchedulerOutput) -> None:
+        Ends when nobody waits, or nothing is left of the budget (`output` has used a part), or
+        `max_num_seqs` requests run, or the first in the queue is not admitted: it waits for
+        memory to come free. If nobody runs and no step is unread (`num_unread_steps`), none
+        ever will: then it leaves the queue, fails (`_fail`), and the next one is tried.
+        """
         budget = self.max_num_batched_tokens - output.num_tokens
         while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
             request = self.waiting[0]
-            if request.num_in_flight:
-                break
-            if self._admit(request):
-                self.waiting.popleft()
-                self.running.append(request)
+            if self.admit(request):
+                self.running.append(self.waiting.popleft())
                 chunk = next_chunk(request, budget)
                 self._take(chunk, output)
                 budget -= chunk.length
             elif self.running or self.num_unread_steps:
                 break
             else:
-                # Nobody holds any memory, and still it does not fit.
                 self._fail(self.waiting.popleft(), output)
 
-    def _admit(self, request: Request) -> bool:
-        """Get memory for all tokens of a waiting request; False, and no change, without it."""
-        # Lengths are known only now: some tokens may have been found computed.
+    def admit(self, request: Request) -> bool:
+        """Get memory for all tokens of a waiting request; False, and no change, without it.
+
+        `memory.reuse_prefix` comes first: of a preempted request with 100 tokens, 40 of them
+        answer, it may find 64. Then 64 are cached and computed (`num_cached_tokens`,
+        `num_computed_tokens`) and all 100 are prefill (`num_prefill_tokens`). The watermark is
+        kept if anybody runs. False at once while a step in flight computes the request.
+        """
+        if request.num_in_flight:
+            return False
         num_cached_tokens = self.memory.reuse_prefix(request)
         # With nobody running there is nobody to keep a reserve for.
-        keep_watermark = bool(self.running)
-        if not self.memory.allocate(request, request.num_tokens, keep_watermark):
-            self.memory.free(request)
+        if not self.memory.allocate(request, request.num_tokens, bool(self.running)):
+            self.memory.free(request)  # what was reused has an owner too many
             return False
-        request.num_cached_tokens = num_cached_tokens
-        request.num_computed_tokens = num_cached_tokens
+        request.num_cached_tokens = request.num_computed_tokens = num_cached_tokens
         request.num_prefill_tokens = request.num_tokens
         return True
 
-    def _make_room(self, request: Request, output: SchedulerOutput) -> bool:
-        """Get memory for the next token of a decoding request, from the newest ones if it
-        must be; False if `request` itself had to go, or has to wait for a step in flight."""
+    def make_room(self, request: Request, output: SchedulerOutput) -> bool:
+        """Get memory for one token behind the computed ones of a decoding request.
+
+        While there is none, the newest of `running` is preempted (`_preempt`), be it `request`
+        itself: of two with 6 tokens each in a memory for 12, the older gets its 7th. Alone, it
+        fails (`_fail`) and leaves `running`; but while steps are unread (`num_unread_steps`) it
+        only waits. Returns whether `request` can have its token.
+        """
         while not self.memory.allocate(request, request.num_computed_tokens + 1):
             victim = self.running[-1]
             if len(self.running) > 1:
@@ -209,9 +210,8 @@ class Scheduler:
         return True
 
     def _preempt(self, request: Request, output: SchedulerOutput) -> None:
-        """Throw the newest running request out: it goes to the head of the queue and will be
-        computed again, answer so far included. It cannot come back in the same step: it needs
-        all that it had, and less is free now."""
+        """Send a running request back to the head of the queue, to be computed again, answer so
+        far included. Not in the same step: it needs all that it had, and less is free now."""
         self.running.remove(request)
         self.memory.free(request)
         request.num_computed_tokens = 0
@@ -231,6 +231,7 @@ class Scheduler:
 
     def _take(self, chunk: Chunk, output: SchedulerOutput) -> None:
         """Put a chunk into the step and count it as computed."""
+        self.num_unread_steps += not output.chunks  # the first one makes it a step
         output.chunks.append(chunk)
         chunk.request.num_computed_tokens = chunk.end
         chunk.request.num_in_flight += 1
@@ -239,8 +240,8 @@ class Scheduler:
     def update(self, output: SchedulerOutput, token_ids: list[int]) -> list[Request]:
         """Take in one step's results; returns the requests that finished with it.
 
-        `token_ids` holds one id for each chunk with `samples`, in order. Blocks are published
-        before they are freed, and only now: before the step was read they were not computed.
+        `token_ids` holds one id for each chunk with `samples`, in order. What was computed is
+        published now, not before, and then freed.
         """
         sampled = iter(token_ids)
         finished: list[Request] = []
@@ -296,10 +297,9 @@ class Scheduler:
 
         Its memory is freed at once, or after the steps in flight that still write to it.
         """
-        for request in (*self.waiting, *self.running):
-            if request.request_id == request_id:
-                break
-        else:
+        everybody = (*self.waiting, *self.running)
+        request = next((r for r in everybody if r.request_id == request_id), None)
+        if request is None:
             return None
         request.finish_reason = reason
         self.waiting = deque(r for r in self.waiting if r is not request)
@@ -308,7 +308,7 @@ class Scheduler:
         return request
 
     def check(self, in_flight: Iterable[Request] = ()) -> None:
-        """Assert the invariant, between two steps; `in_flight` are the requests of unread ones."""
+        """Assert the invariant between two steps; `in_flight`: the requests of unread ones."""
         assert len(self.running) <= self.max_num_seqs, "more requests run than there are rows"
         for request in self.waiting:
             has_none = not request.block_table and request.num_computed_tokens == 0

@@ -2,7 +2,6 @@
 
 Leaves out training a vocabulary, and every kind of tokenizer that is not byte-level BPE
 (`load_tokenizer` hands those to the `tokenizers` library). Notebook 01.
-
 Three forms of a text: "é " is the bytes C3 A9 20, written "Ã©Ġ" in the vocabularies' alphabet.
 """
 
@@ -143,8 +142,8 @@ class Tokenizer:
         self.special_ids = frozenset(token.id for token in file.added if token.special)
         ids = {token.content: token.id for token in file.added}
         plain = {token.content: token.id for token in file.added if not token.special}
-        # By whether special tokens in a text count.
-        self._added = {True: (token_pattern(ids), ids), False: (token_pattern(plain), plain)}
+        # What `split_at_tokens` takes, to find all of them or those that are not special.
+        self.all_added, self.plain_added = (token_pattern(ids), ids), (token_pattern(plain), plain)
         self._bytes = {token_id: from_alphabet(token) for token, token_id in file.vocab.items()}
         self._bytes.update({token.id: token.content.encode("utf-8") for token in file.added})
         self._cache: dict[str, list[int]] = {}
@@ -161,24 +160,26 @@ class Tokenizer:
         """The token ids of `text`.
 
         `parse_special`: a special token written in the text becomes its id; for prompts that a
-        program wrote. Without it a stranger's "<|im_end|>" becomes several ordinary tokens.
-        `add_special_tokens`: put the ids around it that the model was trained with, such as one
-        for the beginning of a text. Raises ValueError for what is no text.
+        program wrote. Without it a stranger's "<|im_end|>" is text like any other. Added tokens
+        that are not special, such as "<think>", become their ids either way.
+        `add_special_tokens`: `self.file.prefix_ids` before it all, `suffix_ids` behind it all.
+        Raises ValueError for what is no text (`checked_text`).
+
+        Where the ids are the bytes and "<e>" is the special token 256, "a<e>" gives [97, 256]
+        with `parse_special`, else [97, 60, 101, 62].
         """
         checked_text(text)
-        ids = self._encode(text, parse_special)
-        around = [*self.file.prefix_ids, *ids, *self.file.suffix_ids]
-        return around if add_special_tokens else ids
-
-    def _encode(self, text: str, parse_special: bool, marker: str = "") -> list[int]:
         ids: list[int] = []
-        for piece in split_at_tokens(text, *self._added[parse_special]):
-            if isinstance(piece, int):
-                ids.append(piece)
-            else:
-                # The special tokens are found by now: what the marker kept apart may join.
-                for word in self.file.split(self.file.normalize(piece.replace(marker, ""))):
-                    ids += self._cache.get(word) or self._word_ids(word)
+        added = self.all_added if parse_special else self.plain_added
+        for piece in split_at_tokens(text, *added):
+            ids += [piece] if isinstance(piece, int) else self.text_ids(piece)
+        return [*self.file.prefix_ids, *ids, *self.file.suffix_ids] if add_special_tokens else ids
+
+    def text_ids(self, text: str) -> list[int]:
+        """The ids of the words of `text`, in which no added token is looked for."""
+        ids: list[int] = []
+        for word in self.file.split(self.file.normalize(text)):
+            ids += self._cache.get(word) or self._word_ids(word)
         return ids
 
     def _word_ids(self, word: str) -> list[int]:
@@ -199,10 +200,7 @@ class Tokenizer:
         return encode([byte for byte in known if byte is not None], self.file.merges)
 
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """The text of the ids; bytes that are no UTF-8 become the replacement character U+FFFD.
-
-        An id without a token (the model's vocabulary may be padded) stands for no text.
-        """
+        """The text of the ids: what is no UTF-8 becomes U+FFFD, an id without a token nothing."""
         skipped = self.special_ids if skip_special_tokens else frozenset()
         parts = [self._bytes.get(i, b"") for i in token_ids if i not in skipped]
         return b"".join(parts).decode("utf-8", "replace")
@@ -232,15 +230,14 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """The ids of `render_chat`, in which only the template's own special tokens are special.
-
-        A special token that is written in a message is encoded as text.
-        """
-        template = required_template(self.template)
-        text, marker = template.render_guarded(
-            messages, add_generation_prompt, chat_template_kwargs, self._starts
-        )
-        return self._encode(text, parse_special=True, marker=marker)
+        """The ids of `render_chat`; a special token that is written in a message stays text."""
+        options = (messages, add_generation_prompt, chat_template_kwargs, self._starts)
+        text, marker = required_template(self.template).render_guarded(*options)
+        ids: list[int] = []
+        for piece in split_at_tokens(text, *self.all_added):
+            # The special tokens are found by now: what the marker kept apart may join.
+            ids += [piece] if isinstance(piece, int) else self.text_ids(piece.replace(marker, ""))
+        return ids
 
     def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
         """A decoder for one stream of ids."""
@@ -262,7 +259,8 @@ def character_size(byte: int) -> int:
 def unfinished_bytes(data: bytes) -> int:
     """How many bytes at the end of `data` begin a character that has more, 0 to 3.
 
-    "é" is C3 A9, so 1 for 41 C3, 0 for C3 A9, 0 for 41; the first three bytes of an emoji: 3.
+    "é" is C3 A9: 1 for 41 C3, 0 for C3 A9, 0 for 41. The first three bytes of an emoji: 3.
+    Nothing waits for bytes that begin no character: 0 for 41 A9, and for FF.
     """
     for size in range(1, min(3, len(data)) + 1):
         if needed := character_size(data[-size]):
@@ -277,32 +275,33 @@ class Detokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
-        self._tokenizer = tokenizer
-        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
-        self._rest = b""  # the beginning of a character, 0 to 3 bytes
+        self.tokenizer = tokenizer
+        self.skipped_ids = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self.held = b""  # bytes held back: the beginning of a character, 0 to 3
 
     def push(self, token_id: int) -> str:
         """The text that this token completes, which may be none.
 
-        "é" in two tokens: the first gives "", the second "é". Skipped tokens give no text.
+        "é" in two tokens: the first gives "", the second "é"; a token with the bytes 41 C3 gives
+        "A" at once. Bytes that no byte can complete become U+FFFD. Ids in `skipped_ids` give
+        no text and leave `held` as it is.
         """
-        if token_id in self._skipped:
+        if token_id in self.skipped_ids:
             return ""
-        data = self._rest + self._tokenizer.token_bytes(token_id)
+        data = self.held + self.tokenizer.token_bytes(token_id)
         # Most tokens are ASCII, in which nothing can be unfinished: a quick answer for those.
         end = len(data) - (0 if data.isascii() else unfinished_bytes(data))
-        self._rest = data[end:]
+        self.held = data[end:]
         return data[:end].decode("utf-8", "replace")
 
     def finish(self) -> str:
         """The rest of the text: U+FFFD if the ids ended within a character, else nothing."""
-        rest, self._rest = self._rest, b""
+        rest, self.held = self.held, b""
         return rest.decode("utf-8", "replace")
 
     def check(self) -> None:
         """Assert that what is held back could still become a character."""
-        held = len(self._rest)
-        assert held == unfinished_bytes(self._rest), f"{held} bytes held back: {self._rest!r}"
+        assert len(self.held) == unfinished_bytes(self.held), f"held back: {self.held!r}"
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer | HFTokenizer:

@@ -20,6 +20,10 @@ from minivllm import ops as torch_ops
 from minivllm.model import CausalLM, Ops
 from minivllm.model_config import ModelConfig
 
+# What a clone made without Git LFS has in the place of a large file.
+LFS_POINTER = b"version https://git-lfs"
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
 
 def read_config(path: str | Path) -> ModelConfig:
     """What `config.json` in the directory `path` says of the model.
@@ -57,12 +61,15 @@ def load_weights(
 ) -> None:
     """Copy every tensor of the checkpoint into its place in `model`; see `load_model`."""
     open_places = places(model, config)
-    unexpected = []
+    filled, unexpected = set(), []
     with tqdm(total=len(open_places), desc="weights", unit="", disable=not progress) as bar:
         for name, tensor in read_tensors(checkpoint_files(path)):
             if name in open_places:
                 _copy(name, tensor, open_places.pop(name))
+                filled.add(name)
                 bar.update()
+            elif name in filled:
+                raise ValueError(f"{path} has {name} twice, in two files; which one is right?")
             elif not is_ignored(name, config):
                 unexpected.append(name)
     if unexpected:
@@ -119,11 +126,20 @@ def checkpoint_files(path: str | Path) -> list[Path]:
             f"{folder} has no model.safetensors and no model.safetensors.index.json; other"
             " formats are not read: save the model again with safe_serialization=True"
         )
-    files = [folder / name for name in sorted(set(_read_json(index)["weight_map"].values()))]
+    files = [folder / name for name in _shard_names(index)]
     missing = [file.name for file in files if not file.exists()]
     if missing:
         raise ValueError(f"{folder} lacks {_listed(missing)}, which {index.name} names")
     return files
+
+
+def _shard_names(index: Path) -> list[str]:
+    shards = _read_json(index).get("weight_map")
+    names = set(shards.values()) if isinstance(shards, dict) else set()
+    # A name with a folder in it could point anywhere on the disk.
+    if not names or any(not isinstance(n, str) or Path(n).name != n for n in names):
+        raise ValueError(f"{index} has no weight_map of tensors to file names; download it again")
+    return sorted(names)
 
 
 def read_tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
@@ -141,6 +157,12 @@ def _open(file: Path) -> Any:
     try:
         return safe_open(file, framework="pt")
     except SafetensorError as error:
+        with file.open("rb") as start:
+            if start.read(len(LFS_POINTER)) == LFS_POINTER:
+                raise ValueError(
+                    f"{file} is a Git LFS pointer, not the weights: run `git lfs pull` in"
+                    f" {file.parent}"
+                ) from error
         raise ValueError(f"{file} is damaged ({error}); download it again") from error
 
 
@@ -150,8 +172,12 @@ def _copy(name: str, tensor: Tensor, place: Tensor) -> None:
             f"{name} has the shape {list(tensor.shape)}, but config.json asks for"
             f" {list(place.shape)}: the two are not of the same model"
         )
-    if not tensor.is_floating_point():
-        raise ValueError(f"{name} is {tensor.dtype}; only floating-point weights are supported")
+    if tensor.dtype not in FLOATS:
+        # Float8 too: without its scales it is as little a weight as an integer.
+        raise ValueError(
+            f"{name} is {tensor.dtype}: quantized weights are not supported; take the unquantized"
+            " checkpoint"
+        )
     place.copy_(tensor)  # converts the dtype and crosses to the device
 
 

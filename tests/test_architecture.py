@@ -41,6 +41,7 @@ TABLE: list[tuple[str, int, int | None]] = [
     ("kernels", 2, 7),
     ("cuda_graphs", 2, 8),
     ("tensor_parallel", 2, 9),
+    ("noise", 2, 10),
     ("logits_processors", 2, 10),
     ("sampler", 2, 10),
     # layer 3: the assembly
@@ -58,6 +59,10 @@ TABLE: list[tuple[str, int, int | None]] = [
     ("naive", 3, None),
     ("bench_results", 3, None),
     ("bench", 3, None),
+    ("machine", 3, None),
+    ("doctor_packages", 3, None),
+    ("doctor_hardware", 3, None),
+    ("doctor", 3, None),
     ("cli_options", 3, None),
     ("cli_chat", 3, None),
     ("cli_bench", 3, None),

@@ -1,8 +1,8 @@
 """Blocks: how many are needed, who owns which, what is free.
 
-The tests with an `exercise` mark are the checks of notebook 03. They use nothing that a later
-exercise builds, so each can be passed before the next one is begun; what a failed assert says
-is the hint a learner reads.
+The tests with an `exercise` mark are the checks of notebook 03 and, for `publish` and
+`BlockManager.free`, of notebook 04. They use nothing that a later exercise builds, so each can
+be passed before the next one is begun; what a failed assert says is the hint a learner reads.
 """
 
 import pytest
@@ -23,6 +23,17 @@ class Contents(NoPrefixes):
 
     def forget(self, block_id):
         self.block_ids.discard(block_id)
+
+
+class Recorder(NoPrefixes):
+    """A prefix cache that only writes down what it is asked to make known."""
+
+    def __init__(self):
+        self.inserts = []
+
+    def insert(self, parent, token_ids, block_id):
+        self.inserts.append((parent, list(token_ids), block_id))
+        return f"node {block_id}"
 
 
 def error_of(function, *args):
@@ -401,6 +412,149 @@ def test_admission_without_new_blocks_ignores_the_watermark():
     assert manager.allocate(request, 8), "2 blocks of 4 are free: 8 tokens fit"
     assert manager.allocate(request, 8, keep_watermark=True), (
         "no new block is needed: the watermark has no say"
+    )
+
+
+# -- BlockManager.publish --
+
+
+def make_recorded(token_ids, block_table):
+    """A block manager (blocks of 4) with a recorder, the recorder, and a request with blocks."""
+    recorder = Recorder()
+    request = make_request(token_ids)
+    request.block_table = block_table
+    return BlockManager(10, 4, prefixes=recorder), recorder, request
+
+
+@pytest.mark.exercise("block_manager.BlockManager.publish")
+def test_full_blocks_become_known_as_one_chain():
+    """Tokens, block and the node before, block after block."""
+    manager, recorder, request = make_recorded(range(12), [7, 3, 5])
+    manager.publish(request, 8)
+    assert recorder.inserts == [(None, [0, 1, 2, 3], 7), ("node 7", [4, 5, 6, 7], 3)], (
+        "8 tokens fill blocks 7 and 3: are their tokens right, and does each follow the last node?"
+    )
+
+
+@pytest.mark.exercise("block_manager.BlockManager.publish")
+def test_a_block_that_is_not_full_is_not_published():
+    """7 tokens computed: only the first block of 4 is complete."""
+    manager, recorder, request = make_recorded(range(12), [7, 3, 5])
+    manager.publish(request, 7)
+    assert [block_id for _, _, block_id in recorder.inserts] == [7], (
+        "7 tokens fill one block of 4 and start another: do you round up?"
+    )
+
+
+@pytest.mark.exercise("block_manager.BlockManager.publish")
+def test_only_computed_tokens_count():
+    """A token that was sampled last is known, its keys and values are not computed yet."""
+    manager, recorder, request = make_recorded(range(8), [7, 3])
+    manager.publish(request, 7)
+    assert [block_id for _, _, block_id in recorder.inserts] == [7], (
+        "the request knows 8 tokens, 7 are computed: do you publish what nobody has written yet?"
+    )
+
+
+@pytest.mark.exercise("block_manager.BlockManager.publish")
+def test_publishing_goes_on_where_it_stopped():
+    """Each block once: what is done in a step must not grow with the length of the text."""
+    manager, recorder, request = make_recorded(range(12), [7, 3, 5])
+    for num_tokens in (3, 4, 6, 8, 12):
+        manager.publish(request, num_tokens)
+    assert [block_id for _, _, block_id in recorder.inserts] == [7, 3, 5], (
+        "each block is published once: do you begin behind the num_published_blocks, and count on?"
+    )
+    assert [parent for parent, _, _ in recorder.inserts] == [None, "node 7", "node 3"], (
+        "a later call goes on behind the last node: is it kept in last_published?"
+    )
+
+
+@pytest.mark.exercise("block_manager.BlockManager.publish")
+def test_reused_blocks_are_known_already():
+    """Two blocks came out of the cache: the third follows the last of their nodes."""
+    manager, recorder, request = make_recorded(range(12), [7, 3, 5])
+    request.num_published_blocks, request.last_published = 2, "node of somebody else"
+    manager.publish(request, 12)
+    assert recorder.inserts == [("node of somebody else", [8, 9, 10, 11], 5)], (
+        "two blocks were reused, one is new: does it follow last_published?"
+    )
+
+
+@pytest.mark.exercise("block_manager.BlockManager.publish")
+def test_a_request_without_blocks_publishes_nothing():
+    """It was preempted while its step was computed: its blocks are somebody else's now."""
+    manager, recorder, request = make_recorded(range(8), [])
+    error = error_of(manager.publish, request, 8)
+    assert error is None, "its blocks are gone: do you ask for more of them than the table has?"
+    assert recorder.inserts == [], "whose blocks should these be?"
+
+
+# -- BlockManager.free --
+
+
+@pytest.mark.exercise("block_manager.BlockManager.free")
+def test_all_blocks_come_back():
+    """What the request owned is free."""
+    manager = make_manager(num_blocks=4)
+    request = make_request(range(10))
+    manager.allocate(request, 10)
+    manager.free(request)
+    assert manager.pool.num_free == 4, "all three blocks are free again: do you give back each?"
+    assert manager.pool.ref_counts == [0, 0, 0, 0], "it was the only owner: nobody owns them now"
+
+
+@pytest.mark.exercise("block_manager.BlockManager.free")
+def test_the_tail_is_given_away_before_the_head():
+    """A prefix is found from its head on: without the tail, the head is still of use."""
+    manager = BlockManager(4, 4, prefixes=Contents(0, 1, 2))
+    request = make_request(range(12))
+    request.block_table = [0, 1, 2]
+    manager.pool.share([0, 1, 2])
+    manager.free(request)
+    assert list(manager.pool.free_ids) == [3, 2, 1, 0], (
+        "the next one is given blocks from the front: does the head of the chain go first?"
+    )
+
+
+@pytest.mark.exercise("block_manager.BlockManager.free")
+def test_the_request_owns_nothing_afterwards():
+    """It may come back, after a preemption, and begins from nothing."""
+    manager = make_manager()
+    request = make_request(range(8))
+    manager.allocate(request, 8)
+    request.num_published_blocks, request.last_published = 2, "node 1"
+    manager.free(request)
+    assert request.block_table == [], "its blocks are somebody else's: is the table still full?"
+    assert request.num_published_blocks == 0, "none of its next blocks is published: is it 0?"
+    assert request.last_published is None, "its next block has no node before it: is it None?"
+
+
+@pytest.mark.exercise("block_manager.BlockManager.free")
+def test_freeing_twice_gives_back_once():
+    """A request without blocks has none to give."""
+    manager = make_manager(num_blocks=4)
+    request = make_request(range(8))
+    manager.allocate(request, 8)
+    manager.free(request)
+    error = error_of(manager.free, request)
+    assert error is None, "the table is empty, so there is nothing to do"
+    assert manager.pool.ref_counts == [0, 0, 0, 0], (
+        "given back once more than owned: is the table emptied?"
+    )
+
+
+@pytest.mark.exercise("block_manager.BlockManager.free")
+def test_contents_survive_their_request():
+    """That is what makes it a cache."""
+    contents = Contents(0, 1)
+    manager = BlockManager(4, 4, prefixes=contents)
+    request = make_request(range(8))
+    request.block_table = [0, 1]
+    manager.pool.share([0, 1])
+    manager.free(request)
+    assert contents.block_ids == {0, 1}, (
+        "the next request may begin with the same tokens: why forget the blocks now?"
     )
 
 

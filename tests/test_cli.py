@@ -2,11 +2,13 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from tiny_checkpoint import make_checkpoint
 
-from minivllm import cli
+from minivllm import bench, bench_results, cli, cli_bench
+from minivllm.request import SamplingParams
 
 
 @pytest.fixture(scope="module")
@@ -66,15 +68,182 @@ def test_demo_answers_eight_prompts_and_draws_them(checkpoint, tmp_path, capsys)
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("command", ["demo", "generate"])
-def test_help_explains_each_command(command, capsys):
-    """More than a list of options: it says what happens."""
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("demo", ["prefix cache", "KV", "default"]),
+        ("chat", ["/reset", "Ctrl-C", "prefix cache", "--system", "default"]),
+        ("generate", ["--raw", "--repetition-penalty", "default"]),
+        ("bench", ["batch N", "p99", "two minutes", "--json", "default"]),
+        ("doctor", ["absence", "Changes nothing"]),
+    ],
+)
+def test_help_explains_each_command(command, words, capsys):
+    """More than a list of options: what happens, what the numbers mean, and an example."""
     with pytest.raises(SystemExit) as exit_info:
         cli.main([command, "--help"])
     assert exit_info.value.code == 0
     output = capsys.readouterr().out
-    assert "default" in output
-    assert len(output) > 400
+    assert f"example: minivllm {command}" in output
+    for word in words:
+        assert word in output
+
+
+def test_without_a_command_the_help_is_shown(capsys):
+    """All commands with a line each; it is a mistake all the same."""
+    assert cli.main([]) == 2
+    output = capsys.readouterr().out
+    for command in ("demo", "chat", "generate", "bench", "doctor"):
+        assert f"\n    {command} " in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["chat", "--sistem", "x"], ["did you mean --system?", "--seed", "--dtype"]),
+        (["bench", "--nothing"], ["unknown argument --nothing. The options are", "--json"]),
+        (["chat", "hello"], ["unknown argument hello", "--system"]),
+        (["bench", "--repeats", "x"], ["--repeats: 'x' must be a whole number of at least 1"]),
+        (["bench", "--batch-sizes", "4", "0"], ["'0' must be a whole number"]),
+        (["generate", "a", "--max-tokens", "many"], ["--max-tokens", "many"]),
+        (["chat", "--temp", "1"], ["unknown argument --temp", "--temperature"]),
+        (["chot"], ["chot", "'demo', 'chat', 'generate', 'bench', 'doctor'"]),
+    ],
+)
+def test_a_mistyped_option_is_one_line_and_exit_code_2(capsys, arguments, words):
+    """It lists the options; the usage in many lines is left to --help."""
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(arguments)
+    assert exit_info.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    for word in words:
+        assert word in captured.err
+
+
+@pytest.mark.parametrize(("command", "option"), [("bench", "--json"), ("demo", "--figure")])
+def test_a_file_that_cannot_be_written_is_said_before_the_work(tmp_path, capsys, command, option):
+    """Even before the model is looked for."""
+    path = tmp_path / "no" / "file"
+    assert cli.main([command, option, str(path), "--model", "no/such-model"]) == 2
+    error = capsys.readouterr().err
+    assert f"there is no folder {path.parent}" in error
+    assert error.count("\n") == 1
+
+
+def test_the_checkpoints_settings_are_overruled_by_the_options():
+    """What was not given stays as the checkpoint recommends; where that says nothing, 0.7."""
+    parser = cli.build_parser()
+    given = parser.parse_args(["generate", "x", "--top-k", "3", "--max-tokens", "5"])
+    llm = SimpleNamespace(
+        get_default_sampling_params=lambda: SamplingParams(temperature=0.3, top_p=0.8)
+    )
+    assert cli.sampling_params(llm, given) == SamplingParams(
+        temperature=0.3, top_p=0.8, top_k=3, max_tokens=5
+    )
+    silent = SimpleNamespace(get_default_sampling_params=SamplingParams)
+    assert cli.sampling_params(silent, given).temperature == 0.7
+    given = parser.parse_args(["generate", "x", "--temperature", "0"])
+    assert cli.sampling_params(llm, given).temperature == 0
+
+
+def test_bench_prints_a_row_for_each_workload(checkpoint, tmp_path, capsys):
+    """And writes what it measured."""
+    path = tmp_path / "speed.json"
+    sizes = ["--batch-sizes", "1", "3", "--prompt-tokens", "16", "--new-tokens", "4"]
+    sizes += ["--prefill-tokens", "64", "--mixed-requests", "3", "--repeats", "2"]
+    assert cli.main(["bench", "--model", checkpoint, "--json", str(path), *sizes]) == 0
+    output = capsys.readouterr().out
+    workloads = [result["workload"] for result in bench_results.load_results(path)]
+    assert workloads == [
+        "prefill 1 x 64 in, 1 out",
+        "batch 1 x 16 in, 4 out",
+        "batch 3 x 16 in, 4 out",
+        "mixed 3 x 2..16 in, 1..4 out",
+    ]
+    for workload in ("workload", *workloads):
+        assert f"\n{workload} " in output
+
+
+def test_bench_leaves_out_what_there_is_no_time_for(checkpoint, monkeypatch, capsys):
+    """On a clock on which every run takes 40 of 100 seconds: two workloads of four, once each,
+    and a third that was begun in time."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(cli_bench, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    shares = []
+
+    def repeat(llm, workload, repeats, max_seconds):
+        shares.append(max_seconds)
+        clock.now += 40.0
+        return [bench.time_offline(llm, workload)]
+
+    monkeypatch.setattr(bench, "repeat_offline", repeat)
+    sizes = ["--batch-sizes", "1", "2", "--prompt-tokens", "8", "--prefill-tokens", "8"]
+    assert cli.main(["bench", "--model", checkpoint, "--new-tokens", "2", *sizes]) == 0
+    assert shares == [25.0, 20.0, 10.0]
+    output = capsys.readouterr().out
+    assert "\nbatch 2 x 8 in" in output
+    assert "left out, because --max-seconds 100 are over: mixed 12 x" in output
+
+
+def test_bench_gives_a_large_batch_a_row_for_each(checkpoint, tmp_path, capsys):
+    """33 at once are more than a CPU's default of 32."""
+    path = tmp_path / "speed.json"
+    sizes = ["--batch-sizes", "33", "--prompt-tokens", "4", "--new-tokens", "2"]
+    sizes += ["--prefill-tokens", "4", "--mixed-requests", "1", "--repeats", "1"]
+    assert cli.main(["bench", "--model", checkpoint, "--json", str(path), *sizes]) == 0
+    assert {result["max_num_seqs"] for result in bench_results.load_results(path)} == {33}
+
+
+def test_bench_refuses_what_the_model_cannot_hold(checkpoint, capsys):
+    """Before anything is timed."""
+    assert cli.main(["bench", "--model", checkpoint, "--prefill-tokens", "1024"]) == 2
+    captured = capsys.readouterr()
+    assert "1025 tokens, more than max_model_len=1024" in captured.err
+    assert "decode" not in captured.out
+
+
+def test_the_doctors_code_is_the_exit_code(monkeypatch):
+    """Whatever it finds."""
+    doctor = SimpleNamespace(run_doctor=lambda arguments: 1)
+    monkeypatch.setitem(sys.modules, "minivllm.doctor", doctor)
+    monkeypatch.setattr("minivllm.doctor", doctor, raising=False)
+    assert cli.main(["doctor"]) == 1
+
+
+def test_ctrl_c_is_exit_code_130(monkeypatch, capsys):
+    """One line, no traceback."""
+
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("minivllm.llm.LLM.__init__", interrupt)
+    assert cli.main(["generate", "x"]) == 130
+    assert capsys.readouterr().err == "minivllm: stopped\n"
+
+
+def test_a_reader_that_leaves_is_no_mistake(checkpoint):
+    """`minivllm bench --help | head -1` and the like end without a word."""
+    code = "import os, sys; r, w = os.pipe(); os.close(r); os.dup2(w, 1)\n"
+    code += "from minivllm import cli; sys.exit(cli.main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "generate", "a", "b", "--max-tokens", "2"]
+    run = subprocess.run(
+        [*command, "--model", checkpoint], capture_output=True, text=True, timeout=120
+    )
+    assert run.returncode == 0
+    assert "Traceback" not in run.stderr
+    assert "Exception ignored" not in run.stderr
+    assert "minivllm:" not in run.stderr
+
+
+def test_python_m_is_the_command():
+    """For those whose scripts are not on the path."""
+    run = subprocess.run(
+        [sys.executable, "-m", "minivllm", "--help"], capture_output=True, text=True, timeout=60
+    )
+    assert run.returncode == 0
+    assert run.stdout.startswith("usage: minivllm")
 
 
 def test_help_needs_no_torch():

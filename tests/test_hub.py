@@ -295,13 +295,57 @@ def test_pickles_beside_safetensors_do_no_harm(tmp_path):
     assert resolve_model(directory) == directory.resolve()
 
 
-@pytest.mark.parametrize("name", ["smollm3-3b", "nobody/no-model", "/no/such/directory"])
-def test_an_unknown_name_is_refused_with_the_known_ones(name):
-    """The message has the name, the built-in models, and that a directory works."""
+@pytest.mark.parametrize("name", ["gpt2", "./owner/name", "/no/such/directory", Path("a/b")])
+def test_an_unknown_name_is_refused_with_what_works(name):
+    """The message has the name, the built-in models, a directory, and a name of the Hub."""
     with pytest.raises(ValueError) as caught:
-        resolve_model(name)
-    for words in (repr(name), "smollm2-135m", "directory works"):
+        resolve_model(name, fetch=never)
+    for words in (repr(str(name)), "Built-in models: smollm2-135m", "directory works", "Qwen/Qwen"):
         assert words in str(caught.value)
+    assert "Did you mean" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["smollm2", "SmolLM2-135M", "smollm2-360m", "smolm2-135m"])
+def test_a_misspelt_built_in_name_is_recognised(name):
+    """With the name that was meant."""
+    with pytest.raises(ValueError, match="Did you mean 'smollm2-135m'"):
+        resolve_model(name, fetch=never)
+
+
+def never(name):
+    """A stand-in for fetching from the Hub that must not be called."""
+    raise AssertionError(f"the Hub was asked for {name}")
+
+
+def test_a_name_of_the_hub_is_fetched(tmp_path):
+    """The directory that comes back is the checkpoint, if it is whole."""
+    asked = []
+
+    def fetch(name):
+        asked.append(str(name))
+        return tmp_path / "snapshot"
+
+    checkpoint(tmp_path / "snapshot", *FILES)
+    for name in ("owner/name", "owner/name@v1"):
+        assert resolve_model(name, fetch=fetch) == (tmp_path / "snapshot").resolve()
+    assert asked == ["owner/name", "owner/name@v1"]
+    (tmp_path / "snapshot" / "tokenizer.json").unlink()
+    with pytest.raises(ValueError, match="it has no tokenizer.json"):
+        resolve_model("owner/name", fetch=fetch)
+
+
+def test_a_directory_comes_before_a_name_of_the_hub(tmp_path, monkeypatch):
+    """What lies here is meant, even if it is incomplete or a file."""
+    (tmp_path / "owner").mkdir()
+    directory = checkpoint(tmp_path / "owner" / "name", *FILES)
+    (tmp_path / "owner" / "file").touch()
+    monkeypatch.chdir(tmp_path)
+    assert resolve_model("owner/name", fetch=never) == directory.resolve()
+    (directory / "config.json").unlink()
+    with pytest.raises(ValueError, match="it has no config.json"):
+        resolve_model("owner/name", fetch=never)
+    with pytest.raises(ValueError, match="is a file"):
+        resolve_model("owner/file", fetch=never)
 
 
 def test_a_file_is_no_checkpoint(tmp_path):

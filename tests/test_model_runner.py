@@ -4,11 +4,20 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from stand_in import STAND_IN_OPS, StandInModel, make_engine, make_request, next_token
+from stand_in import (
+    STAND_IN_OPS,
+    VOCAB_SIZE,
+    StandInModel,
+    make_engine,
+    make_request,
+    next_token,
+)
 
 from minivllm.engine import kv_budget
+from minivllm.logits_processors import process_logits, rank_tokens
 from minivllm.model_runner import (
     CPU_MEMORY_CAP,
+    Pending,
     activation_bytes,
     allocate_kv_cache,
     kv_block_bytes,
@@ -16,7 +25,8 @@ from minivllm.model_runner import (
     memory_sentence,
     num_blocks_that_fit,
 )
-from minivllm.request import Chunk
+from minivllm.request import Chunk, Logprob, SamplingParams
+from minivllm.rows import TokenLogprobs
 
 SMOLLM2 = SimpleNamespace(num_layers=30, num_kv_heads=3, head_dim=64)
 
@@ -58,12 +68,12 @@ def test_no_memory_at_all_is_said_with_numbers():
 
 
 def test_activations_grow_with_tokens_and_include_logits_and_sampler():
-    """Two tokens, one sample: 2 x (3 x 8 + 3 x 10) x 4 bytes, and 3 x 100 x 4 for the logits."""
+    """Two tokens, one sample: 2 x (3 x 8 + 3 x 10) x 4 bytes, and 5 x 100 x 4 for the logits."""
     shape = SimpleNamespace(
         num_heads=2, num_kv_heads=1, head_dim=4, intermediate_size=10, hidden_size=8, vocab_size=100
     )
-    assert activation_bytes(shape, 2, 1, torch.float32) == 432 + 1200
-    assert activation_bytes(shape, 2, 3, torch.float32) == 432 + 3600
+    assert activation_bytes(shape, 2, 1, torch.float32) == 432 + 2000
+    assert activation_bytes(shape, 2, 3, torch.float32) == 432 + 6000
 
 
 def test_on_a_cpu_the_cache_takes_a_share_of_available_memory_with_a_cap(monkeypatch):
@@ -146,3 +156,134 @@ def test_logits_are_computed_for_sampling_rows_only():
 def test_operations_are_handed_in():
     """The runner calls the operations it was given, by vLLM's names."""
     assert make_engine().runner.ops is STAND_IN_OPS
+
+
+# -- penalties and logprobs ------------------------------------------------------------------
+
+
+def make_sampling_engine():
+    """An engine whose runner applies biases and penalties, greedily, and ranks tokens."""
+    engine = make_engine()
+    engine.runner.sample = lambda logits, settings, positions: process_logits(
+        logits, settings, positions
+    ).argmax(-1)
+    engine.runner.rank_tokens = rank_tokens
+    return engine
+
+
+def launch_all(engine, request, num_answers):
+    """Launch the prompt and the steps behind it without reading any of them."""
+    num_prompt = request.num_prompt_tokens
+    engine.memory.allocate(request, num_prompt + num_answers)
+    pending = [engine.runner.launch([Chunk(request, 0, num_prompt, True, False)])]
+    for position in range(num_prompt, num_prompt + num_answers - 1):
+        pending.append(engine.runner.launch([Chunk(request, position, 1, True, True)]))
+    return [step.wait()[0] for step in pending]
+
+
+class Favourites(StandInModel):
+    """Whatever the text: token 3 is best, then 2, then 1, then 0."""
+
+    def logits(self, hidden):
+        logits = torch.zeros(len(hidden), VOCAB_SIZE)
+        logits[:, :4] = torch.tensor([0.5, 1.0, 1.5, 2.0])
+        return logits
+
+
+@pytest.mark.parametrize(
+    ("penalty", "expected"),
+    [
+        ({"presence_penalty": 1.25}, [3, 2, 1, 3, 3, 3]),
+        ({"frequency_penalty": 0.75}, [3, 2, 3, 1, 2, 0]),
+        ({"repetition_penalty": 1e9}, [3, 2, 1, 3, 3, 3]),
+    ],
+)
+def test_penalties_see_the_tokens_of_steps_that_nobody_has_read(penalty, expected):
+    """Six steps in flight: each knows what those before it sampled, from the rows alone.
+
+    The prompt has token 0, whose 0.5 only repetition minds. 2 - 1.25 is 0.75, and 2 - 2 x 0.75 is
+    0.5 like that of token 0.
+    """
+    engine = make_sampling_engine()
+    engine.runner.model = Favourites()
+    request = make_request("a", [0, 0, 0], 9)
+    request.sampling_params = SamplingParams(temperature=0, **penalty)
+    assert launch_all(engine, request, 6) == expected
+
+
+def test_min_tokens_hold_in_steps_that_nobody_has_read():
+    """The stop token is the favourite, and comes third at the earliest."""
+    engine = make_sampling_engine()
+    engine.runner.model = Favourites()
+    request = make_request("a", [5, 5], 9)
+    request.sampling_params = SamplingParams(temperature=0, min_tokens=2)
+    request.stop_token_ids = frozenset([3])
+    assert launch_all(engine, request, 4) == [2, 2, 3, 3]
+
+
+def test_logprobs_are_those_of_the_raw_logits():
+    """A bias changes which token is chosen, and not how probable the model found it."""
+    engine = make_sampling_engine()
+    engine.runner.model = Favourites()
+    asking, plain = make_request("a", [5], 9), make_request("b", [6], 9)
+    asking.sampling_params = SamplingParams(temperature=0, logprobs=1, logit_bias={1: 9.0})
+    for request in (asking, plain):
+        engine.memory.allocate(request, 2)
+    chunks = [Chunk(request, 0, 1, True, False) for request in (plain, asking)]
+    pending = engine.runner.launch(chunks)
+    assert pending.wait() == [3, 1]
+    logprobs = Favourites().logits([0]).log_softmax(-1)[0]
+    nothing, found = pending.logprobs()
+    assert nothing is None
+    assert found == {
+        1: Logprob(pytest.approx(logprobs[1].item()), 3),
+        3: Logprob(pytest.approx(logprobs[3].item()), 1),
+    }
+
+
+def test_each_row_has_as_many_logprobs_as_it_asked_for():
+    """Rows that want 0, none and 2: the columns of the widest do not show in the others."""
+    ranked = TokenLogprobs(
+        token_ids=torch.tensor([[7, 8, 9], [4, 5, 4]]),
+        logprobs=torch.tensor([[-3.0, -1.0, -2.0], [-2.0, -0.5, -2.0]]),
+        ranks=torch.tensor([[3, 1, 2], [2, 1, 2]]),
+    )
+    pending = Pending(torch.tensor([7, 1, 4]), ranked, [0, None, 2])
+    assert pending.logprobs() == [
+        {7: Logprob(-3.0, 3)},
+        None,
+        {4: Logprob(-2.0, 2), 5: Logprob(-0.5, 1)},
+    ]
+    assert Pending(torch.tensor([7, 1])).logprobs() == [None, None]
+    assert Pending(torch.tensor([], dtype=torch.int64)).logprobs() == []
+
+
+def test_rows_that_ask_for_no_logprobs_cost_no_ranking():
+    """The function is called with the asking rows alone, and not at all without any."""
+    engine = make_sampling_engine()
+    seen = []
+
+    def spy(logits, token_ids, k):
+        seen.append((len(logits), token_ids.tolist(), k))
+        return rank_tokens(logits, token_ids, k)
+
+    engine.runner.rank_tokens = spy
+    requests = [make_request(name, [1, 2], 5) for name in "abc"]
+    for request, k in zip(requests, (None, 0, 4)):
+        request.sampling_params = SamplingParams(temperature=0, logprobs=k)
+        engine.memory.allocate(request, 2)
+    token = next_token([1, 2])
+    engine.runner.launch([Chunk(requests[0], 0, 2, True, False)])
+    assert seen == []
+    engine.runner.launch([Chunk(request, 0, 2, True, False) for request in requests])
+    assert seen == [(2, [token, token], 4)]
+
+
+def test_logprobs_without_a_function_for_them_are_our_own_mistake():
+    """The engine hands one in; a runner without it says so."""
+    engine = make_engine()
+    request = make_request("a", [1, 2], 5)
+    request.sampling_params = SamplingParams(temperature=0, logprobs=1)
+    engine.memory.allocate(request, 2)
+    with pytest.raises(AssertionError, match="rank_tokens"):
+        engine.runner.launch([Chunk(request, 0, 2, True, False)])

@@ -47,6 +47,31 @@ def make_request(num_prompt_tokens=4, **fields):
         ("seed", -1),
         ("seed", 2**63),
         ("ignore_eos", "yes"),
+        ("presence_penalty", -2.1),
+        ("presence_penalty", math.nan),
+        ("frequency_penalty", 2.1),
+        ("frequency_penalty", None),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", -1.0),
+        ("repetition_penalty", math.inf),
+        ("min_tokens", -1),
+        ("min_tokens", 17),  # more than max_tokens
+        ("min_tokens", 1.0),
+        ("logit_bias", [1, 2]),
+        ("logprobs", -1),
+        ("logprobs", 21),
+        ("logprobs", True),
+        ("n", 0),
+        ("n", 1025),
+        ("n", 2.0),
+        ("stop", ""),
+        ("stop", 3),
+        ("stop", None),
+        ("stop", {"a"}),
+        ("stop", "x" * 1025),
+        ("stop", ("a",) * 65),
+        ("include_stop_str_in_output", 1),
+        ("skip_special_tokens", None),
     ],
 )
 def test_impossible_value_is_refused_with_name_and_value(name, value):
@@ -63,11 +88,49 @@ def test_stop_token_ids_are_token_ids(token_id):
         SamplingParams(stop_token_ids=(0, token_id))
 
 
+@pytest.mark.parametrize("text", ["", 1, None, "x" * 1025])
+def test_stop_strings_are_texts(text):
+    """One bad string among good ones is named."""
+    with pytest.raises(ValueError) as caught:
+        SamplingParams(stop=["a", text])
+    assert f"stop={text!r}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("token_id", "value", "named"),
+    [
+        (-1, 1.0, "logit_bias token id=-1"),
+        ("5", 1.0, "logit_bias token id='5'"),
+        (True, 1.0, "logit_bias token id=True"),
+        (7, 100.5, "logit_bias[7]=100.5"),
+        (7, -101, "logit_bias[7]=-101"),
+        (7, math.inf, "logit_bias[7]=inf"),
+        (7, math.nan, "logit_bias[7]=nan"),
+        (7, "much", "logit_bias[7]='much'"),
+    ],
+)
+def test_logit_bias_maps_token_ids_to_numbers(token_id, value, named):
+    """One bad entry among good ones is named."""
+    with pytest.raises(ValueError) as caught:
+        SamplingParams(logit_bias={0: 1.0, token_id: value})
+    assert named in str(caught.value)
+
+
 def test_limits_themselves_are_allowed():
-    """Greedy, no filter, one token, the largest seed."""
+    """Greedy, no filter, one token, the largest seed, every knob at its ends."""
     params = SamplingParams(temperature=0, top_k=0, top_p=1, min_p=1, max_tokens=1, seed=2**63 - 1)
     assert params.temperature == 0
     assert SamplingParams(max_tokens=None, seed=None).max_tokens is None
+    SamplingParams(presence_penalty=-2, frequency_penalty=2, repetition_penalty=1e-3)
+    SamplingParams(max_tokens=3, min_tokens=3, logprobs=0, n=1024)
+    SamplingParams(max_tokens=None, min_tokens=10**6, logprobs=20)
+    SamplingParams(logit_bias={0: 100, 5: -100.0}, stop=("x" * 1024,) * 64)
+
+
+def test_min_tokens_and_max_tokens_contradict_each_other_by_name():
+    """17 tokens at least and 16 at most: the message has both numbers."""
+    with pytest.raises(ValueError, match="min_tokens=17 .*from 0 to 16"):
+        SamplingParams(min_tokens=17)
 
 
 def test_unknown_setting_is_a_type_error():
@@ -84,6 +147,33 @@ def test_settings_are_frozen_and_keep_a_tuple():
     assert params.stop_token_ids == (1, 2)
     with pytest.raises(dataclasses.FrozenInstanceError):
         params.temperature = 0.5
+
+
+def test_stop_is_kept_as_a_tuple():
+    """A single string, a list, or none at all."""
+    assert SamplingParams().stop == ()
+    assert SamplingParams(stop="ab").stop == ("ab",)
+    assert SamplingParams(stop=["ab", "c"]).stop == ("ab", "c")
+
+
+def test_logit_bias_is_kept_as_a_copy():
+    """Changing the mapping later changes nothing; settings with one can still be in a set."""
+    bias = {3: 1.5}
+    params = SamplingParams(logit_bias=bias)
+    bias[4] = 2.0
+    assert params.logit_bias == {3: 1.5}
+    assert len({params, SamplingParams(logit_bias={3: 1.5})}) == 1
+    assert params != SamplingParams(logit_bias={3: 1.25})
+
+
+def test_settings_can_be_changed_by_replacing():
+    """And are checked again."""
+    params = SamplingParams(stop="a", logit_bias={3: 1.5}, min_tokens=2)
+    assert dataclasses.replace(params, seed=7) == SamplingParams(
+        stop="a", logit_bias={3: 1.5}, min_tokens=2, seed=7
+    )
+    with pytest.raises(ValueError, match="min_tokens=2"):
+        dataclasses.replace(params, max_tokens=1)
 
 
 # -- Request -----------------------------------------------------------------------------------

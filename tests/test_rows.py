@@ -10,7 +10,9 @@ from minivllm.request import Request, SamplingParams
 from minivllm.rows import (
     Rows,
     StepPlan,
+    bias_entries,
     gather,
+    has_penalties,
     query_starts,
     scatter,
     token_owners,
@@ -33,14 +35,16 @@ def make_request(request_id, token_ids, block_table, **params):
     )
 
 
-def make_plan(row_ids, starts, lengths, sampling):
+def make_plan(row_ids, starts, lengths, sampling, params=()):
     """A plan of chunks, none of them said to decode."""
     return StepPlan(
         row_ids=torch.tensor(row_ids),
         starts=torch.tensor(starts),
         lengths=torch.tensor(lengths),
         sampling=torch.tensor(sampling, dtype=torch.int64),
-        params=[],
+        params=list(params),
+        rows=[row_ids[i] for i in sampling],
+        ends=[starts[i] + lengths[i] for i in sampling],
         num_tokens=sum(lengths),
         num_decodes=0,
     )
@@ -124,21 +128,121 @@ def test_a_row_is_given_back_and_written_anew():
         rows.write(first)
 
 
+def settings_of(*requests, positions=None):
+    """The settings of a step in which these requests sample the token at their position."""
+    rows = Rows(max_num_seqs=len(requests), max_model_len=16, max_blocks=2, device=CPU)
+    row_ids = [write(rows, request) for request in requests]
+    positions = positions or [len(request.token_ids) for request in requests]
+    starts = [position - 1 for position in positions]
+    params = [request.sampling_params for request in requests]
+    plan = make_plan(row_ids, starts, [1] * len(row_ids), range(len(row_ids)), params)
+    return rows.settings(plan)
+
+
 def test_settings_are_gathered_per_row():
     """Each sampling request brings its own; the flags say what the batch contains."""
-    rows = Rows(max_num_seqs=2, max_model_len=8, max_blocks=2, device=CPU)
     plain = make_request("a", [1], [0], temperature=0)
-    fancy = make_request("b", [1], [0], temperature=0.5, top_k=4, top_p=0.75, min_p=0.25, seed=9)
-    ids = torch.tensor([write(rows, plain), write(rows, fancy)])
-    settings = rows.settings(ids, [plain.sampling_params, fancy.sampling_params])
+    fancy = make_request("b", [1], [0], temperature=0.5, top_k=4, top_p=0.7, min_p=0.25, seed=9)
+    settings = settings_of(plain, fancy)
     assert settings.temperature.tolist() == [0, 0.5]
     assert settings.top_k.tolist() == [0, 4]
-    assert settings.top_p.tolist() == [1, 0.75]
+    assert settings.top_p.tolist() == [1, 0.7], "not the nearest float32"
     assert settings.min_p.tolist() == [0, 0.25]
     assert settings.seed.tolist() == [5, 9]
     assert (settings.any_random, settings.any_filter) == (True, True)
-    settings = rows.settings(ids[:1], [plain.sampling_params])
+    settings = settings_of(plain)
     assert (settings.any_random, settings.any_filter) == (False, False)
+
+
+def test_a_step_in_which_no_row_asks_has_no_penalties_and_biases():
+    """So it pays for none."""
+    asking = make_request("a", [1], [0], presence_penalty=1.0, logit_bias={3: 1.0})
+    plain = make_request("b", [1], [0], top_k=4)
+    settings = settings_of(plain)
+    assert settings.penalties is None and settings.biases is None
+    settings = settings_of(plain, asking)
+    assert settings.penalties is not None and settings.biases is not None
+    part = settings[torch.tensor([0])]
+    assert part.penalties is None and part.biases is None, "they are for the whole step"
+
+
+def test_penalties_come_with_the_tokens_on_the_device():
+    """Of the rows that ask, in the order of the step; the longest text decides the width."""
+    first = make_request("a", [1, 2, 3], [0], repetition_penalty=1.5)
+    plain = make_request("b", [4, 5, 6, 7, 8], [0])
+    last = make_request("c", [7, 8], [0], presence_penalty=-1, frequency_penalty=0.5)
+    penalties = settings_of(first, plain, last, positions=[3, 5, 4]).penalties
+    assert penalties.rows.tolist() == [0, 2]
+    assert penalties.token_ids.tolist() == [[1, 2, 3, 0], [7, 8, 0, 0]]
+    assert penalties.num_prompt_tokens.tolist() == [3, 2]
+    assert penalties.repetition.tolist() == [1.5, 1]
+    assert penalties.presence.tolist() == [0, -1]
+    assert penalties.frequency.tolist() == [0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        ({}, False),
+        ({"repetition_penalty": 1.1}, True),
+        ({"presence_penalty": -0.1}, True),
+        ({"frequency_penalty": 2}, True),
+        ({"logit_bias": {1: 1.0}, "top_k": 3}, False),
+    ],
+)
+def test_each_penalty_alone_asks(params, expected):
+    """Above or below its value for off."""
+    assert has_penalties(SamplingParams(**params)) is expected
+
+
+def test_min_tokens_is_a_bias_of_minus_infinity_while_the_answer_is_short():
+    """Prompt of 4 and min_tokens 3: positions 4, 5 and 6 have it, for each stop token."""
+    request = make_request("a", [1, 1, 1, 1], [0], min_tokens=3, logit_bias={7: 1.5})
+    request.stop_token_ids = frozenset([9, 2])
+    inf = float("inf")
+    assert bias_entries(request) == [(7, 1.5, inf), (2, -inf, 7), (9, -inf, 7)]
+    biases = settings_of(request, positions=[6]).biases
+    assert (biases.rows.tolist(), biases.token_ids.tolist()) == ([0, 0, 0], [7, 2, 9])
+    assert biases.values.tolist() == [1.5, -inf, -inf]
+    assert settings_of(request, positions=[7]).biases.token_ids.tolist() == [7]
+
+
+def test_the_prompt_length_counts_and_not_what_a_resumed_request_has():
+    """After a preemption the answer so far is computed like a prompt, and is no prompt."""
+    request = make_request("a", [1, 1, 1, 1, 6, 7], [0], min_tokens=3, presence_penalty=1)
+    request.num_prompt_tokens, request.stop_token_ids = 4, frozenset([2])
+    settings = settings_of(request)
+    assert settings.biases.token_ids.tolist() == [2]
+    assert settings.penalties.num_prompt_tokens.tolist() == [4]
+
+
+def test_biases_name_the_row_of_the_step():
+    """Two of three rows have one; a request whose min_tokens are there asks for none."""
+    requests = [
+        make_request("a", [1], [0]),
+        make_request("b", [1], [0], logit_bias={3: -2.0}),
+        make_request("c", [1, 1], [0], logit_bias={4: 1.0, 5: 2.0}),
+    ]
+    biases = settings_of(*requests).biases
+    assert biases.rows.tolist() == [1, 2, 2]
+    assert biases.token_ids.tolist() == [3, 4, 5]
+    assert biases.values.tolist() == [-2, 1, 2]
+    assert biases.values.dtype == torch.float32
+    done = make_request("d", [1, 1, 1], [0], min_tokens=1)
+    done.stop_token_ids = frozenset([2])
+    assert settings_of(done, positions=[4]).biases is None
+
+
+def test_a_reused_row_has_nothing_of_the_penalties_and_biases_before():
+    """The next request in it asks for nothing."""
+    rows = Rows(max_num_seqs=1, max_model_len=8, max_blocks=2, device=CPU)
+    first = make_request("a", [1], [0], presence_penalty=1.0, logit_bias={3: 1.0})
+    write(rows, first)
+    rows.release(first)
+    second = make_request("b", [1], [0])
+    row = write(rows, second)
+    settings = rows.settings(make_plan([row], [0], [1], [0], [second.sampling_params]))
+    assert settings.penalties is None and settings.biases is None
 
 
 def test_a_seed_of_63_bits_is_kept_exactly():

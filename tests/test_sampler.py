@@ -14,31 +14,28 @@ import torch
 from torch import Tensor
 
 from minivllm import sampler
+from minivllm.noise import hash_counter, to_uniform
 from minivllm.sampler import (
     SamplingRows,
     count_min_p,
     count_top_k,
     count_top_p,
     draw,
-    filter_probs,
-    gumbel_noise,
+    draw_filtered,
+    filter_among,
+    find_largest,
     gumbel_sample,
-    hash_counter,
     invert_cdf,
     keep_first,
-    mix_bits,
-    next_token_probs,
     pick_greedy,
-    probs_at_temperature,
     sample,
     sort_candidates,
-    to_uniform,
+    weigh,
 )
 
 INF = math.inf
 NAN = math.nan
 NUM_DRAWS = 20_000
-ALL_ONES = -1  # all 64 bits set
 
 
 def make_rows(
@@ -59,7 +56,7 @@ def make_rows(
     settings = SamplingRows(
         temperature=column(temperature, torch.float32),
         top_k=column(top_k, torch.int64),
-        top_p=column(top_p, torch.float32),
+        top_p=column(top_p, torch.float64),
         min_p=column(min_p, torch.float32),
         seed=column(seed, torch.int64),
         any_random=False,
@@ -76,6 +73,15 @@ def make_rows(
 def logits_of(*probs: float) -> Tensor:
     """[1, V] logits of these probabilities."""
     return torch.tensor([probs]).log()
+
+
+def next_token_probs(logits: Tensor, settings: SamplingRows) -> Tensor:
+    """The distribution [N, V] that each row is drawn from, by looking at all of V."""
+    probs = weigh(logits, settings.temperature)
+    every = torch.arange(len(logits))
+    ids, kept, _ = filter_among(logits, probs, settings, every, logits.shape[1])
+    probs = torch.zeros_like(probs).scatter_(1, ids, kept)
+    return torch.cat([row / row.sum() for row in probs.split(1)])  # rounded alike in any batch
 
 
 def kept_ids(logits: Tensor, settings: SamplingRows) -> list[list[int]]:
@@ -156,21 +162,31 @@ def test_no_rows_give_no_tokens() -> None:
 
 def test_temperature_divides_the_logits() -> None:
     """.25 : .75 becomes .1 : .9 at 0.5, since odds are squared."""
-    probs = probs_at_temperature(logits_of(0.25, 0.75).expand(3, 2), torch.tensor([1.0, 0.5, 100]))
-    assert torch.allclose(probs[:2], torch.tensor([[0.25, 0.75], [0.1, 0.9]]))
-    assert 0.49 < probs[2, 0] < 0.5
+    weights = weigh(logits_of(0.25, 0.75).expand(3, 2), torch.tensor([1.0, 0.5, 100]))
+    assert torch.allclose(weights[:2], torch.tensor([[1 / 3, 1.0], [1 / 9, 1.0]]))
+    assert 0.98 < weights[2, 0] < 1
+
+
+def test_weights_are_exact_far_below_the_largest() -> None:
+    """They have the relative error of float32, at all sizes of logits and temperatures."""
+    logits = 9 * torch.randn(20, 1000, generator=torch.Generator().manual_seed(0))
+    for temperature in (0.3, 1.0, 7.0):
+        shifted = (logits - logits.amax(-1, keepdim=True)).double() / temperature
+        expected = shifted.exp()[shifted > -80]
+        weights = weigh(logits, torch.full((20,), temperature))[shifted > -80]
+        assert torch.allclose(weights.double(), expected, rtol=2e-5, atol=0)
 
 
 @pytest.mark.parametrize("temperature", [1e-6, 1e-38, 1e-45, 100.0, 3e38])
 def test_extreme_temperatures_stay_finite(temperature: float) -> None:
     """Tiny ones put all mass on the largest logit, huge ones spread it evenly."""
     logits = torch.tensor([[-1e4, 1e4, 0.0, -INF]])
-    probs = probs_at_temperature(logits, torch.tensor([temperature]))
-    assert probs.isfinite().all() and probs[0, 3] == 0
+    weights = weigh(logits, torch.tensor([temperature]))
+    assert weights.isfinite().all() and weights[0, 3] == 0
     if temperature < 1:
-        assert probs.tolist() == [[0, 1, 0, 0]]
+        assert weights.tolist() == [[0, 1, 0, 0]]
     if temperature > 1e9:
-        assert torch.allclose(probs[0, :3], torch.tensor(1 / 3))
+        assert torch.allclose(weights[0, :3], torch.tensor(1.0))
 
 
 def test_logits_of_minus_inf_are_never_drawn() -> None:
@@ -198,9 +214,9 @@ def test_a_row_of_nan_breaks_no_other_row() -> None:
 
 
 def test_top_k_keeps_the_k_most_probable() -> None:
-    """In their places, with their probabilities, and nothing else."""
-    probs = next_token_probs(logits_of(0.1, 0.4, 0.2, 0.3), make_rows(1, top_k=2))
-    assert torch.allclose(probs, torch.tensor([[0, 0.4, 0, 0.3]]))
+    """In their places, in their proportions, and nothing else."""
+    probs = next_token_probs(logits_of(0.1, 0.3, 0.2, 0.2), make_rows(1, top_k=2))
+    assert torch.allclose(probs, torch.tensor([[0, 0.6, 0.4, 0]]))
 
 
 def test_top_k_0_or_larger_than_the_vocabulary_is_off() -> None:
@@ -235,7 +251,8 @@ def test_top_p_1_is_off() -> None:
     assert kept_ids(logits, settings) == [[0, 1, 2, 3]]
     beside = make_rows(2, top_p=[1.0, 0.5])
     assert kept_ids(logits.expand(2, 4), beside) == [[0, 1, 2, 3], [0]]
-    counts = count_top_p(torch.tensor([[0.9, 0.2]]), torch.tensor([2]), torch.tensor([1.0]))
+    weights, mass = torch.tensor([[0.9, 0.2]]), torch.tensor([1.1], dtype=torch.float64)
+    counts = count_top_p(weights, torch.tensor([2]), mass, torch.tensor([1.0]).double())
     assert counts.tolist() == [2]
 
 
@@ -291,10 +308,17 @@ def test_top_p_is_a_share_of_what_top_k_and_min_p_left() -> None:
     assert kept_ids(logits, make_rows(1, top_p=0.6, min_p=0.5)) == [[0]]
 
 
-def test_keep_first_keeps_places() -> None:
-    """The kept probabilities stay where they were in the vocabulary."""
-    probs, ids = torch.tensor([[0.2, 0.5, 0.3]]), torch.tensor([[1, 2, 0]])
-    assert torch.equal(keep_first(probs, ids, torch.tensor([2])), torch.tensor([[0, 0.5, 0.3]]))
+def test_keep_first_zeroes_the_rest() -> None:
+    """Two of three, and all of them."""
+    weights = torch.tensor([[5.0, 3.0, 2.0], [5.0, 3.0, 2.0]])
+    assert keep_first(weights, torch.tensor([2, 3])).tolist() == [[5, 3, 0], [5, 3, 2]]
+
+
+def test_top_p_counts_against_the_mass_that_is_there() -> None:
+    """Of a mass of 10, 0.7 takes two tokens and 0.1 one; of the first two's 8, 0.6 takes one."""
+    weights, masses = torch.tensor([[5.0, 3.0, 2.0]]).expand(4, 3), torch.full((4,), 10.0).double()
+    limits, top_p = torch.tensor([3, 3, 2, 3]), torch.tensor([0.7, 0.1, 0.6, 1.0]).double()
+    assert count_top_p(weights, limits, masses, top_p).tolist() == [2, 1, 1, 3]
 
 
 def test_candidates_are_the_beginning_of_the_sorted_row() -> None:
@@ -304,6 +328,22 @@ def test_candidates_are_the_beginning_of_the_sorted_row() -> None:
         values, ids = sort_candidates(logits, size)
         assert ids.tolist()[0][:4] == [1, 3, 4, 2]
         assert torch.equal(values, logits.gather(1, ids))
+
+
+@pytest.mark.parametrize("levels", [2, 5, 10_000])
+@pytest.mark.parametrize("vocab_size", [640, 643, 4096])
+@pytest.mark.parametrize("size", [1, 7, 20])
+def test_largest_are_found_through_groups(size: int, vocab_size: int, levels: int) -> None:
+    """Different ids, whose logits are those that topk finds; with ties and without."""
+    g = torch.Generator().manual_seed(size)
+    logits = torch.randn(levels, generator=g)[torch.randint(levels, (9, vocab_size), generator=g)]
+    # All of the largest in one group, and all in different ones.
+    logits[0, torch.arange(3, vocab_size, vocab_size // sampler.GROUP)[: size // 2]] = 9.0
+    logits[1, 5 : 5 + size // 2] = 9.0
+    ids = find_largest(logits, size)
+    assert all(len(set(row)) == size for row in ids.tolist())
+    found = logits.gather(1, ids).sort(dim=-1, descending=True).values
+    assert torch.equal(found, logits.topk(size).values)
 
 
 def slow_kept(
@@ -367,9 +407,29 @@ def test_few_candidates_give_the_bits_of_the_full_sort(
     """Looking at the most probable tokens first changes the time and nothing else."""
     for seed in range(5):
         logits, settings = random_cases(seed, levels=levels)
-        probs = probs_at_temperature(logits, settings.temperature)
-        full = filter_probs(logits, probs, settings, candidates=())
-        assert torch.equal(filter_probs(logits, probs, settings, candidates), full)
+        weights, num = weigh(logits, settings.temperature), len(logits)
+        for draw_number in range(4):
+            uniforms = to_uniform(hash_counter(torch.arange(num), torch.tensor(draw_number)))
+            inputs = (torch.full((num,), -1), logits, weights, settings, uniforms)
+            full = draw_filtered(*inputs, candidates=())
+            assert torch.equal(draw_filtered(*inputs, candidates=candidates), full)
+
+
+@pytest.mark.parametrize("size", [4, 16, 59])
+def test_what_is_settled_is_what_the_full_sort_says(size: int) -> None:
+    """Ids and weights, bit for bit, of the rows that say so; and there are such rows."""
+    num_settled = 0
+    for seed in range(5):
+        logits, settings = random_cases(seed, levels=30)
+        inputs = (logits, weigh(logits, settings.temperature), settings, torch.arange(60))
+        ids, kept, is_settled = filter_among(*inputs, size=size)
+        all_ids, all_kept, _ = filter_among(*inputs, size=60)
+        stays = kept > 0
+        assert torch.equal(kept[is_settled], all_kept[is_settled][:, :size])
+        assert not all_kept[is_settled][:, size:].any()
+        assert torch.equal((ids * stays)[is_settled], (all_ids[:, :size] * stays)[is_settled])
+        num_settled += int(is_settled.sum())
+    assert num_settled > 10
 
 
 def test_few_candidates_suffice_for_a_peaked_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,8 +445,29 @@ def test_few_candidates_suffice_for_a_peaked_row(monkeypatch: pytest.MonkeyPatch
     peaked = -2 * torch.arange(1.0, 6001).log()
     logits = torch.stack([peaked, torch.zeros(6000), peaked, peaked, peaked])
     settings = make_rows(5, temperature=[1.0, 1.0, 1.0, 1.0, 0.0], top_p=[0.9, 0.9, 0.9, 1.0, 0.9])
-    assert [len(ids) for ids in kept_ids(logits, settings)] == [6, 5400, 6, 6000, 6000]
+    sample(logits, settings, torch.arange(5))
     assert sizes == [(3, 256), (1, 4096), (1, 6000)]
+    monkeypatch.undo()
+    assert [len(ids) for ids in kept_ids(logits, settings)] == [6, 5400, 6, 6000, 6]
+
+
+def test_the_whole_vocabulary_is_sorted_a_few_rows_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where a GPU has all rows in one piece: sorting takes many times their memory."""
+    sizes = []
+
+    def spy(logits: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        sizes.append((len(logits), size))
+        return sort_candidates(logits, size)
+
+    monkeypatch.setattr(sampler, "sort_candidates", spy)
+    monkeypatch.setattr(sampler, "CPU_LOGITS", 1500)
+    logits, settings = torch.zeros(7, 500), make_rows(7, top_p=0.9)
+    uniforms = torch.linspace(0, 0.99, 7).double()
+    token_ids = draw_filtered(torch.zeros(7).long(), logits, logits.exp(), settings, uniforms)
+    assert sizes == [(5, 256), (2, 256), (3, 500), (3, 500), (1, 500)]
+    assert token_ids.tolist() == (uniforms * 450).long().tolist()
 
 
 # -- drawing -----------------------------------------------------------------------------
@@ -530,7 +611,6 @@ def test_the_flags_change_no_token() -> None:
     logits = torch.randn(40, 3001, generator=torch.Generator().manual_seed(0))
     plain = make_rows(40, seed=range(40))
     filtering = replace(plain, any_filter=True)
-    assert torch.equal(next_token_probs(logits, filtering), next_token_probs(logits, plain))
     positions = torch.arange(40)
     assert torch.equal(sample(logits, filtering, positions), sample(logits, plain, positions))
     greedy = replace(make_rows(40, temperature=0.0), any_random=True, any_filter=True)
@@ -559,96 +639,7 @@ def test_tokens_depend_on_seed_and_position() -> None:
     assert 0 <= token(2**63 - 1, 2**31) < 10_000
 
 
-# -- the hash ----------------------------------------------------------------------------
-
-
-def python_mix(x: int) -> int:
-    """The same in Python's integers, which have as many bits as they need."""
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EB % 2**64
-    return x ^ (x >> 31)
-
-
-def test_mix_bits_is_splitmix64() -> None:
-    """The first numbers of the published generator from state 0, and Python's integers."""
-    states = torch.tensor([1, 2, 3]) * sampler.GOLDEN
-    published = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
-    assert [x % 2**64 for x in mix_bits(states).tolist()] == published
-    for x in (0, 1, 2**62 + 12345, 2**63 - 1, -1, -(2**63)):
-        assert mix_bits(torch.tensor(x)).item() % 2**64 == python_mix(x % 2**64)
-
-
-def test_hash_counter_is_a_sequence_of_the_scrambled_seed() -> None:
-    """The numbers do not depend on the machine or the version, so a seed lasts."""
-    golden = sampler.GOLDEN % 2**64
-    for seed, counter in ((0, 0), (0, 1), (5, 0), (2**63 - 1, 2**20)):
-        start = python_mix((seed + golden) % 2**64)
-        expected = python_mix((start + (counter + 1) * golden) % 2**64)
-        bits = hash_counter(torch.tensor(seed), torch.tensor(counter)).item()
-        assert bits % 2**64 == expected
-    assert hash_counter(torch.tensor(0), torch.tensor(0)).item() == -6411193824288604561
-
-
-def test_one_input_bit_flips_half_the_output_bits() -> None:
-    """On average over inputs, for each of the 64 input bits."""
-    inputs = hash_counter(torch.tensor(1), torch.arange(500))
-    for bit in range(64):
-        flip = torch.tensor(2**bit if bit < 63 else -(2**63))
-        changed = mix_bits(inputs) ^ mix_bits(inputs ^ flip)
-        ones = sum((changed >> i & 1).sum().item() for i in range(64))
-        assert 0.48 < ones / (500 * 64) < 0.52, bit
-
-
-def test_seed_0_at_position_0_is_as_random_as_any() -> None:
-    """No fixed point of the hash: neither zero nor near the ends."""
-    bits = hash_counter(torch.tensor([0]), torch.tensor([0]))
-    assert bits.item() != 0
-    assert 0.01 < to_uniform(bits).item() < 0.99
-
-
-def test_uniforms_lie_in_0_to_1() -> None:
-    """0 can be, 1 cannot: not even for the largest of all bit patterns."""
-    bits = torch.tensor([0, 2**62, -(2**63), ALL_ONES])
-    assert to_uniform(bits).dtype == torch.float64
-    assert to_uniform(bits).tolist() == [0.0, 0.25, 0.5, 1 - 2**-53]
-
-
-@pytest.mark.parametrize("direction", ["seeds", "positions"])
-def test_hash_is_uniform_along(direction: str) -> None:
-    """50,000 neighbours fall evenly into 64 bins, by their upper and by their lower bits."""
-    line, fixed = torch.arange(50_000), torch.tensor(0)
-    bits = hash_counter(line, fixed) if direction == "seeds" else hash_counter(fixed, line)
-    upper = (to_uniform(bits) * 64).long()
-    assert_fits(upper.bincount(minlength=64), [1 / 64] * 64)
-    assert_fits((bits & 63).bincount(minlength=64), [1 / 64] * 64)
-
-
-@pytest.mark.parametrize("step", [(0, 1), (1, 0), (1, -1), (1, 1)])
-def test_neighbours_are_independent(step: tuple[int, int]) -> None:
-    """(seed, position) and its neighbour fill an 8 x 8 grid of pairs evenly."""
-    seeds, positions = torch.arange(200)[:, None], torch.arange(1, 201)[None, :]
-    here = (to_uniform(hash_counter(seeds, positions)) * 8).long()
-    there = (to_uniform(hash_counter(seeds + step[0], positions + step[1])) * 8).long()
-    pairs = (here * 8 + there).flatten()
-    assert_fits(pairs.bincount(minlength=64), [1 / 64] * 64)
-
-
-def test_no_two_of_many_counters_collide() -> None:
-    """500 seeds by 500 positions: as many different hashes."""
-    bits = hash_counter(torch.arange(500)[:, None], torch.arange(500)[None, :])
-    assert len(set(bits.flatten().tolist())) == 250_000
-
-
 # -- the Gumbel form ---------------------------------------------------------------------
-
-
-def test_gumbel_noise_is_finite_for_all_bits() -> None:
-    """A uniform of exactly 0 or 1 would be inf, and inf - inf NaN."""
-    noise = gumbel_noise(torch.tensor([0, 1, 2**62, -(2**63), ALL_ONES]))
-    assert noise.isfinite().all()
-    assert noise[2].item() == pytest.approx(-math.log(-math.log(0.25)))
-    assert noise.tolist()[0] == pytest.approx(-3.604, abs=1e-3)
-    assert noise.tolist()[-1] == pytest.approx(36.737, abs=1e-3)
 
 
 def test_distribution_of_the_gumbel_form() -> None:

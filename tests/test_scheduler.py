@@ -1,4 +1,9 @@
-"""Who computes how many tokens in a step: order, budget, admission, preemption, the end."""
+"""Who computes how many tokens in a step: order, budget, admission, preemption, the end.
+
+The tests with an `exercise` mark are the checks of notebook 02. They use nothing that a later
+exercise builds, so each can be passed before the next one is begun; what a failed assert says
+is the hint a learner reads.
+"""
 
 import random
 import sys
@@ -7,10 +12,33 @@ import pytest
 
 from minivllm.block_manager import BlockManager
 from minivllm.config import EngineConfig
-from minivllm.request import Request, SamplingParams
+from minivllm.request import Chunk, Request, SamplingParams, SchedulerOutput
 from minivllm.scheduler import Scheduler, TokenCounter, finish_reason, next_chunk
 
 STOP = 99
+
+
+class Store(TokenCounter):
+    """A counter with a watermark of `reserve` tokens, to which `known` tokens of every request
+    are known already."""
+
+    def __init__(self, max_tokens, reserve=0, known=0):
+        super().__init__(max_tokens)
+        self.reserve, self.known = reserve, known
+
+    def reuse_prefix(self, request):
+        """What was found belongs to the request from now on."""
+        self.tokens_of[request.request_id] = self.known
+        return self.known
+
+    def allocate(self, request, num_tokens, keep_watermark=False):
+        """As a counter does, in less room if the watermark is kept."""
+        whole = self.max_tokens
+        self.max_tokens -= self.reserve * keep_watermark
+        try:
+            return super().allocate(request, num_tokens)
+        finally:
+            self.max_tokens = whole
 
 
 def make_request(request_id="r", num_prompt=4, max_tokens=8, token_ids=None):
@@ -26,18 +54,33 @@ def make_request(request_id="r", num_prompt=4, max_tokens=8, token_ids=None):
     )
 
 
-def make_scheduler(max_tokens=1000, max_num_seqs=8, budget=64, requests=()):
+def make_scheduler(max_tokens=1000, max_num_seqs=8, budget=64, requests=(), memory=None):
     """A scheduler over a memory that only counts tokens."""
-    scheduler = Scheduler(TokenCounter(max_tokens), max_num_seqs, budget)
+    scheduler = Scheduler(memory or TokenCounter(max_tokens), max_num_seqs, budget)
     for request in requests:
         scheduler.add_request(request)
     return scheduler
 
 
+def running(scheduler, request_id, num_tokens):
+    """A request that runs: its prompt of `num_tokens` is computed, its first token is read."""
+    request = make_request(request_id, num_tokens)
+    request.num_computed_tokens = request.num_prefill_tokens = num_tokens
+    request.token_ids.append(5)
+    scheduler.memory.tokens_of[request_id] = num_tokens
+    scheduler.running.append(request)
+    return request
+
+
+def read(scheduler, output, token_id=5):
+    """Read a step in which every sample is `token_id`."""
+    scheduler.update(output, [token_id for chunk in output.chunks if chunk.samples])
+
+
 def step(scheduler, token_id=5):
     """One serial step in which every sample is `token_id`; returns what was done."""
     output = scheduler.schedule()
-    scheduler.update(output, [token_id for chunk in output.chunks if chunk.samples])
+    read(scheduler, output, token_id)
     scheduler.check()
     return output
 
@@ -49,94 +92,596 @@ def shape(output):
     ]
 
 
-# -- next_chunk and finish_reason --
+def plan(output):
+    """The chunks in words: ["a decodes 1", "b prefills 9"]."""
+    phase = {True: "decodes", False: "prefills"}
+    return [f"{c.request.request_id} {phase[c.is_decode]} {c.length}" for c in output.chunks]
 
 
-def test_a_chunk_ends_at_the_budget_or_at_the_last_token():
+def names(requests):
+    """The ids of requests."""
+    return [request.request_id for request in requests]
+
+
+def error_of(function, *args):
+    """The exception that a call ends with, or None."""
+    try:
+        function(*args)
+    except Exception as error:
+        return error
+    return None
+
+
+# -- next_chunk --
+
+
+def half_way(num_tokens=100, num_computed=64):
+    """A prompt that is under way."""
+    request = make_request(num_prompt=num_tokens)
+    request.num_computed_tokens, request.num_prefill_tokens = num_computed, num_tokens
+    return request
+
+
+@pytest.mark.exercise("scheduler.next_chunk")
+def test_a_chunk_goes_on_where_the_last_one_ended():
     """100 tokens, 64 computed."""
-    request = make_request(num_prompt=100)
-    request.num_computed_tokens, request.num_prefill_tokens = 64, 100
-    assert (next_chunk(request, 20).length, next_chunk(request, 20).samples) == (20, False)
-    assert (next_chunk(request, 36).length, next_chunk(request, 36).samples) == (36, True)
-    assert (next_chunk(request, 50).length, next_chunk(request, 50).samples) == (36, True)
+    request = half_way(100, 64)
+    assert next_chunk(request, 20).start == 64, "64 tokens are computed: does it start behind them?"
+    assert next_chunk(request, 20).length == 20, "36 tokens are left, 20 are allowed"
+    assert request.num_computed_tokens == 64, "asking for a chunk changes nothing: who counts it?"
 
 
+@pytest.mark.exercise("scheduler.next_chunk")
+def test_a_chunk_ends_at_the_last_token_at_the_latest():
+    """100 tokens, 64 computed, budget 50: 36 are left."""
+    request = half_way(100, 64)
+    assert next_chunk(request, 50).length == 36, (
+        "only 36 of 100 tokens are left: does your chunk run past the last one?"
+    )
+
+
+@pytest.mark.exercise("scheduler.next_chunk")
+def test_only_behind_the_last_token_a_new_one_is_sampled():
+    """A chunk that ends in the middle of a prompt says nothing about the answer."""
+    request = half_way(100, 64)
+    assert next_chunk(request, 20).samples is False, (
+        "it ends in the middle of the prompt: what would a sample there be the answer to?"
+    )
+    assert next_chunk(request, 36).samples is True, "36 of 36: the last token is in the chunk"
+    assert next_chunk(request, 50).samples is True, "the last token is in the chunk"
+
+
+@pytest.mark.exercise("scheduler.next_chunk")
 def test_phase_is_told_and_not_guessed_from_the_length():
     """A prompt's last chunk may have one token: it is still prefill."""
-    request = make_request(num_prompt=5)
-    request.num_prefill_tokens, request.num_computed_tokens = 5, 4
-    assert next_chunk(request, 8).length == 1
-    assert not next_chunk(request, 8).is_decode
+    request = half_way(5, 4)
+    assert next_chunk(request, 8).length == 1, "the last token of five is left"
+    assert next_chunk(request, 8).is_decode is False, (
+        "one token, and still the prompt: do you tell the phase by the length?"
+    )
     request.token_ids.append(7)
     request.num_computed_tokens = 5
-    assert next_chunk(request, 8).is_decode
+    assert next_chunk(request, 8).is_decode is True, "the prompt is computed: it decodes"
 
 
+@pytest.mark.exercise("scheduler.next_chunk")
+def test_an_answer_that_is_computed_again_is_prefill():
+    """Preempted with 4 tokens of prompt and 3 of answer: all 7 are prefill this time."""
+    request = make_request(num_prompt=4)
+    request.token_ids += [5, 6, 7]
+    request.num_prefill_tokens, request.num_computed_tokens = 7, 5
+    chunk = next_chunk(request, 1)
+    assert chunk.is_decode is False, (
+        "position 5 is answer and computed again: do you tell the phase by num_prompt_tokens?"
+    )
+    assert chunk.samples is False, "one more token is known already: is it sampled a second time?"
+
+
+@pytest.mark.exercise("scheduler.next_chunk")
+def test_a_token_in_flight_can_be_computed():
+    """4 tokens read and computed, the fifth sampled and not read yet."""
+    request = half_way(4, 4)
+    request.num_pending_tokens = 1
+    chunk = next_chunk(request, 8)
+    assert chunk.length == 1, "the fifth token is on its way: len(token_ids), or num_tokens?"
+    assert chunk.samples is True, "it is the last token that there is"
+
+
+# -- finish_reason --
+
+
+def answered(*token_ids, max_tokens=3):
+    """A request with two tokens of prompt and this answer."""
+    request = make_request(num_prompt=2, max_tokens=max_tokens)
+    request.token_ids += token_ids
+    return request
+
+
+@pytest.mark.exercise("scheduler.finish_reason")
+def test_an_answer_goes_on_until_there_is_a_reason():
+    """One token of three, and no stop token."""
+    assert finish_reason(answered(5)) is None, "one token of three, and no stop token: it goes on"
+    assert finish_reason(answered(5, 5)) is None, (
+        "two tokens of three: max_num_tokens counts the prompt too, did you add it once more?"
+    )
+
+
+@pytest.mark.exercise("scheduler.finish_reason")
+def test_a_stop_token_ends_the_answer():
+    """Any of the stop tokens, as the last one."""
+    request = answered(5, STOP)
+    assert finish_reason(request) == "stop", "the token read last is a stop token"
+    request.stop_token_ids = frozenset([98, STOP])
+    assert finish_reason(request) == "stop", "there can be several stop tokens: is yours one of it?"
+
+
+@pytest.mark.exercise("scheduler.finish_reason")
+def test_the_last_token_allowed_ends_the_answer():
+    """Three tokens of three."""
+    assert finish_reason(answered(5, 5, 5)) == "length", "three of three: is it > or >=?"
+
+
+@pytest.mark.exercise("scheduler.finish_reason")
 def test_stop_goes_before_length():
     """The last token allowed is a stop token: the answer was complete."""
-    request = make_request(num_prompt=2, max_tokens=2)
+    assert finish_reason(answered(5, 5, STOP)) == "stop", (
+        "the model had come to its end: do you ask for the length first?"
+    )
+
+
+@pytest.mark.exercise("scheduler.finish_reason")
+def test_a_stop_token_elsewhere_ends_nothing():
+    """Chat templates put end-of-turn tokens into every prompt."""
+    request = make_request(token_ids=[STOP, 1])
     request.token_ids.append(5)
-    assert finish_reason(request) is None
-    request.token_ids.append(5)
-    assert finish_reason(request) == "length"
-    request.token_ids[-1] = STOP
-    assert finish_reason(request) == "stop"
+    assert finish_reason(request) is None, (
+        "the stop token stands in the prompt: do you look at more than the last token?"
+    )
 
 
-# -- order and budget --
+@pytest.mark.exercise("scheduler.finish_reason")
+def test_tokens_in_flight_do_not_end_the_answer():
+    """Two tokens of three are read, the third is still being computed."""
+    request = answered(5, 5)
+    request.num_pending_tokens = 1
+    assert finish_reason(request) is None, (
+        "the third token is not read yet: do you count num_tokens, which runs ahead?"
+    )
 
 
+# -- Scheduler.admit --
+
+
+@pytest.mark.exercise("scheduler.Scheduler.admit")
+def test_a_newcomer_gets_memory_for_all_its_tokens():
+    """30 tokens, none of them known."""
+    scheduler = make_scheduler(memory=Store(100))
+    request = make_request("a", 30)
+    assert scheduler.admit(request) is True, "30 of 100 fit: is there a `return True` at the end?"
+    assert scheduler.memory.tokens_of == {"a": 30}, "a has 30 tokens: did you get memory for all?"
+    assert request.num_computed_tokens == 0, "nothing was known, so nothing is computed"
+
+
+@pytest.mark.exercise("scheduler.Scheduler.admit")
+def test_known_tokens_count_as_computed():
+    """The memory knows 16 of 30."""
+    scheduler = make_scheduler(memory=Store(100, known=16))
+    request = make_request("a", 30)
+    scheduler.admit(request)
+    assert request.num_computed_tokens == 16, "16 tokens were found computed: do they count?"
+    assert request.num_cached_tokens == 16, "16 tokens were found: did you note it?"
+    assert scheduler.memory.tokens_of == {"a": 30}, (
+        "allocate is told how many tokens the request has in all: did you take off the known ones?"
+    )
+
+
+@pytest.mark.exercise("scheduler.Scheduler.admit")
+def test_after_a_preemption_the_answer_is_prefill_too():
+    """4 tokens of prompt, 3 of answer."""
+    scheduler = make_scheduler(memory=Store(100))
+    request = make_request("a", 4)
+    request.token_ids += [5, 6, 7]
+    scheduler.admit(request)
+    assert request.num_prefill_tokens == 7, (
+        "prompt and answer so far, 4 + 3, are computed anew: do you count the prompt only?"
+    )
+    assert scheduler.memory.tokens_of == {"a": 7}, "4 + 3 tokens need memory"
+
+
+@pytest.mark.exercise("scheduler.Scheduler.admit")
+def test_who_is_not_admitted_holds_nothing():
+    """40 of 50 are taken, 30 wanted, 16 of them known."""
+    scheduler = make_scheduler(memory=Store(50, known=16))
+    running(scheduler, "old", 40)
+    request = make_request("a", 30)
+    assert scheduler.admit(request) is False, "30 tokens beside 40 in a memory for 50: refused"
+    assert scheduler.memory.tokens_of == {"old": 40}, (
+        "refused, and still it holds what reuse_prefix gave it: who frees that?"
+    )
+    counts = (request.num_cached_tokens, request.num_computed_tokens, request.num_prefill_tokens)
+    assert counts == (0, 0, 0), "refused, and its counts have changed: do you set them too early?"
+
+
+@pytest.mark.exercise("scheduler.Scheduler.admit")
+def test_a_newcomer_leaves_the_watermark_to_those_that_run():
+    """A reserve of 10 in a memory for 100, 20 of them taken."""
+    scheduler = make_scheduler(memory=Store(100, reserve=10))
+    running(scheduler, "old", 20)
+    assert not scheduler.admit(make_request("a", 71)), (
+        "71 beside 20 of 100 would leave 9, the watermark is 10: do you ask allocate to keep it?"
+    )
+    assert scheduler.admit(make_request("b", 70)), "70 beside 20 of 100 leave the watermark of 10"
+
+
+@pytest.mark.exercise("scheduler.Scheduler.admit")
+def test_with_nobody_running_no_watermark_is_kept():
+    """A reserve of 10 in a memory for 100, for nobody."""
+    scheduler = make_scheduler(memory=Store(100, reserve=10))
+    assert scheduler.admit(make_request("a", 95)), (
+        "nobody runs, so the reserve is for nobody: would `a` have to wait for ever?"
+    )
+
+
+@pytest.mark.exercise("scheduler.Scheduler.admit")
+def test_who_is_still_computed_by_a_step_in_flight_has_to_wait():
+    """Preempted while its last step was on its way: a token of it is not read yet."""
+    scheduler = make_scheduler(memory=Store(100))
+    request = make_request("a", 30)
+    request.num_in_flight = 1
+    assert scheduler.admit(request) is False, (
+        "a step in flight still computes it, and its token is not read: do you ask num_in_flight?"
+    )
+    assert scheduler.memory.tokens_of == {}, "it waits, so it holds nothing"
+
+
+# -- Scheduler.schedule_waiting --
+
+
+@pytest.mark.exercise("scheduler.Scheduler.schedule_waiting")
+def test_prompts_fill_the_budget_in_order_of_arrival():
+    """Budget 10, three prompts of 4."""
+    scheduler = make_scheduler(budget=10, requests=[make_request(name) for name in "abc"])
+    output = SchedulerOutput()
+    scheduler.schedule_waiting(output)
+    assert output.num_tokens <= 10, "a budget of 10 for all: do you take off what each chunk uses?"
+    assert plan(output) == ["a prefills 4", "b prefills 4", "c prefills 2"], (
+        "4 + 4 leave 2 of the budget of 10: does the third prompt get them?"
+    )
+
+
+@pytest.mark.exercise("scheduler.Scheduler.schedule_waiting")
+def test_who_runs_waits_no_longer():
+    """From the queue's head to the end of `running`."""
+    scheduler = make_scheduler(budget=6, requests=[make_request(name) for name in "abc"])
+    scheduler.schedule_waiting(SchedulerOutput())
+    assert names(scheduler.running) == ["a", "b"], "who has a chunk runs: is it in `running`?"
+    assert names(scheduler.waiting) == ["c"], "a and b run: did they leave the queue?"
+
+
+@pytest.mark.exercise("scheduler.Scheduler.schedule_waiting")
+def test_what_the_step_has_already_comes_off_the_budget():
+    """Budget 10, one token of it taken by a decode."""
+    scheduler = make_scheduler(budget=10, requests=[make_request("b", 20)])
+    output = SchedulerOutput([Chunk(make_request("a"), 4, 1, samples=True, is_decode=True)])
+    scheduler.schedule_waiting(output)
+    assert output.num_tokens <= 10, (
+        "1 of 10 was taken before: does your budget begin with what `output` leaves?"
+    )
+    assert plan(output) == ["a decodes 1", "b prefills 9"], "9 of 10 are left for the prompt"
+
+
+@pytest.mark.exercise("scheduler.Scheduler.schedule_waiting")
+def test_an_empty_budget_admits_nobody():
+    """All of it went to the running ones: a chunk of no tokens would be no chunk."""
+    scheduler = make_scheduler(budget=1, requests=[make_request("b", 20)])
+    output = SchedulerOutput([Chunk(make_request("a"), 4, 1, samples=True, is_decode=True)])
+    scheduler.schedule_waiting(output)
+    assert names(scheduler.waiting) == ["b"], "nothing is left of the budget: b waits"
+
+
+@pytest.mark.exercise("scheduler.Scheduler.schedule_waiting")
+def test_no_more_requests_run_than_there_are_rows():
+    """Two rows, three requests."""
+    scheduler = make_scheduler(max_num_seqs=2, requests=[make_request(name) for name in "abc"])
+    scheduler.schedule_waiting(SchedulerOutput())
+    assert names(scheduler.running) == ["a", "b"], (
+        "max_num_seqs is 2: do you count those that run before you admit one more?"
+    )
+    assert names(scheduler.waiting) == ["c"], "the third one waits for a row"
+
+
+@pytest.mark.exercise("scheduler.Scheduler.schedule_waiting")
+def test_nobody_overtakes():
+    """20 of 100 are taken: 90 do not fit, 2 behind them would."""
+    requests = [make_request("big", 90), make_request("small", 2)]
+    scheduler = make_scheduler(max_tokens=100, requests=requests)
+    running(scheduler, "old", 20)
+    output = SchedulerOutput()
+    scheduler.schedule_waiting(output)
+    assert plan(output) == [], (
+        "small stands behind big: if the small ones pass, when does big ever get its turn?"
+    )
+    assert names(scheduler.waiting) == ["big", "small"], "the queue stays in order"
+
+
+@pytest.mark.exercise("scheduler.Scheduler.schedule_waiting")
+def test_who_does_not_fit_now_waits():
+    """Memory comes free when those that run come to their end."""
+    scheduler = make_scheduler(max_tokens=100, requests=[make_request("big", 90)])
+    running(scheduler, "old", 20)
+    output = SchedulerOutput()
+    scheduler.schedule_waiting(output)
+    assert names(output.failed) == [], (
+        "big fits when old has ended: do you fail a request while others hold memory?"
+    )
+    assert names(scheduler.waiting) == ["big"], "big waits"
+
+
+@pytest.mark.exercise("scheduler.Scheduler.schedule_waiting")
+def test_who_can_never_fit_fails_alone():
+    """Nobody holds memory, and 50 tokens do not fit into 20."""
+    requests = [make_request("huge", 50), make_request("b", 4)]
+    scheduler = make_scheduler(max_tokens=20, requests=requests)
+    output = SchedulerOutput()
+    error = error_of(scheduler.schedule_waiting, output)
+    assert error is None, "one request fails, the engine goes on: do you raise?"
+    assert names(output.failed) == ["huge"], (
+        "nobody runs, so no memory will come free: does huge wait for ever?"
+    )
+    assert plan(output) == ["b prefills 4"], "huge failed alone: does the next one get its turn?"
+
+
+@pytest.mark.exercise("scheduler.Scheduler.schedule_waiting")
+def test_nobody_fails_while_a_step_is_unread():
+    """A finished request keeps its memory until the last step that writes to it is read."""
+    scheduler = make_scheduler(max_tokens=20, requests=[make_request("a", 15)])
+    scheduler.memory.tokens_of["ended"] = 10
+    scheduler.num_unread_steps = 1
+    output = SchedulerOutput()
+    scheduler.schedule_waiting(output)
+    assert names(output.failed) == [], (
+        "a step is unread, memory comes free with it: do you ask num_unread_steps?"
+    )
+
+
+# -- Scheduler.make_room --
+
+
+@pytest.mark.exercise("scheduler.Scheduler.make_room")
+def test_room_that_is_there_is_taken():
+    """6 tokens computed, a memory for 7."""
+    scheduler = make_scheduler(max_tokens=7)
+    request, output = running(scheduler, "a", 6), SchedulerOutput()
+    assert scheduler.make_room(request, output) is True, (
+        "the 7th token fits: do you ask for more than one, or is a `return True` missing?"
+    )
+    assert scheduler.memory.tokens_of == {"a": 7}, "6 are computed: is there room for the 7th?"
+    assert names(output.preempted) == [], "there was room: nobody has to go"
+
+
+@pytest.mark.exercise("scheduler.Scheduler.make_room")
+def test_the_newest_request_goes_first():
+    """Two with 6 tokens each in a memory for 12: the older one needs a 7th."""
+    scheduler = make_scheduler(max_tokens=12, requests=[make_request("later")])
+    old, _ = running(scheduler, "old", 6), running(scheduler, "new", 6)
+    output = SchedulerOutput()
+    assert scheduler.make_room(old, output) is True, "new can go: old gets its token"
+    assert names(output.preempted) == ["new"], (
+        "the newest has the least to lose: which end of `running` do you take?"
+    )
+    assert names(scheduler.running) == ["old"], "new does not run any more"
+    assert names(scheduler.waiting) == ["new", "later"], "new goes to the head of the queue"
+
+
+@pytest.mark.exercise("scheduler.Scheduler.make_room")
+def test_as_many_go_as_must_and_no_more():
+    """The newest holds nothing of its own, the one before it does."""
+    scheduler = make_scheduler(max_tokens=18)
+    requests = [running(scheduler, name, 6) for name in ("a", "b", "c", "d")]
+    scheduler.memory.tokens_of["d"] = 0
+    output = SchedulerOutput()
+    scheduler.make_room(requests[0], output)
+    assert names(output.preempted) == ["d", "c"], (
+        "d gave nothing back, c gave enough: do you try again after each one?"
+    )
+
+
+@pytest.mark.exercise("scheduler.Scheduler.make_room")
+def test_the_newest_gives_way_itself():
+    """The newest one needs a token, and nobody is newer."""
+    scheduler = make_scheduler(max_tokens=12)
+    _, new = running(scheduler, "old", 6), running(scheduler, "new", 6)
+    output = SchedulerOutput()
+    assert scheduler.make_room(new, output) is False, (
+        "new was thrown out itself and owns nothing: may it still compute a token?"
+    )
+    assert names(output.preempted) == ["new"], "nobody is newer than new: it goes itself"
+    assert names(scheduler.running) == ["old"], "old has done nothing wrong"
+
+
+@pytest.mark.exercise("scheduler.Scheduler.make_room")
+def test_who_is_alone_and_does_not_fit_fails():
+    """A memory for 6 tokens, and a 7th is needed."""
+    scheduler = make_scheduler(max_tokens=6, requests=[make_request("next")])
+    request, output = running(scheduler, "a", 6), SchedulerOutput()
+    error = error_of(scheduler.make_room, request, output)
+    assert error is None, "one request fails, the engine goes on: do you raise?"
+    assert names(output.preempted) == [], (
+        "alone, it would come back, grow and be thrown out again, for ever: who ends that?"
+    )
+    assert names(output.failed) == ["a"], "it needs 7 tokens, there are 6 in all: it fails"
+    assert names(scheduler.running) == [], "it has ended: does it still stand in `running`?"
+
+
+@pytest.mark.exercise("scheduler.Scheduler.make_room")
+def test_who_fails_gets_no_token():
+    """The answer is False for it, too."""
+    scheduler = make_scheduler(max_tokens=6)
+    request = running(scheduler, "a", 6)
+    assert scheduler.make_room(request, SchedulerOutput()) is False, "a has no room for its token"
+
+
+@pytest.mark.exercise("scheduler.Scheduler.make_room")
+def test_who_is_alone_waits_while_a_step_is_unread():
+    """A finished request keeps its memory until the last step that writes to it is read."""
+    scheduler = make_scheduler(max_tokens=10)
+    request, output = running(scheduler, "a", 6), SchedulerOutput()
+    scheduler.memory.tokens_of["ended"] = 4
+    scheduler.num_unread_steps = 1
+    assert scheduler.make_room(request, output) is False, "there is no room at the moment"
+    assert names(output.failed) == [], (
+        "a step is unread, memory comes free with it: do you ask num_unread_steps?"
+    )
+    assert names(scheduler.running) == ["a"], "it keeps its place, and all that it has"
+
+
+# -- Scheduler.schedule: order and budget --
+
+
+@pytest.mark.exercise("scheduler.Scheduler.schedule")
 def test_a_prompt_is_computed_at_once_then_one_token_a_step():
     """Prefill of 4 tokens samples the first token of the answer; then decoding."""
     scheduler = make_scheduler(requests=[make_request("a")])
-    assert shape(step(scheduler)) == [("a", 0, 4, True, False)]
-    assert shape(step(scheduler)) == [("a", 4, 1, True, True)]
-    assert shape(step(scheduler)) == [("a", 5, 1, True, True)]
+    output = scheduler.schedule()
+    assert isinstance(output, SchedulerOutput), "the answer got lost: is there a `return`?"
+    assert shape(output) == [("a", 0, 4, True, False)], "a prompt of 4 tokens, and room for 64"
+    read(scheduler, output)
+    assert shape(step(scheduler)) == [("a", 4, 1, True, True)], "it decodes: one token"
+    assert shape(step(scheduler)) == [("a", 5, 1, True, True)], "and one more"
 
 
+@pytest.mark.exercise("scheduler.Scheduler.schedule")
 def test_decodes_go_first_and_prompts_fill_the_rest():
     """Budget 10: one decode, then 9 tokens of a prompt of 20."""
-    scheduler = make_scheduler(budget=10, requests=[make_request("a")])
+    scheduler = make_scheduler(budget=10, requests=[make_request("b", num_prompt=20)])
+    running(scheduler, "a", 4)
+    output = scheduler.schedule()
+    assert plan(output) == ["a decodes 1", "b prefills 9"], (
+        "a is answering, b is new: does everybody that decodes get a token before any prompt?"
+    )
+    read(scheduler, output)
+    output = scheduler.schedule()
+    assert plan(output) == ["a decodes 1", "b prefills 9"], (
+        "b is half way: does a prompt that has begun go on with what is left of the budget?"
+    )
+    read(scheduler, output)
+    assert plan(step(scheduler)) == ["a decodes 1", "b prefills 2"], "b's prompt has 2 left"
+    assert plan(step(scheduler)) == ["a decodes 1", "b decodes 1"], "both decode now"
+
+
+@pytest.mark.exercise("scheduler.Scheduler.schedule")
+def test_prompts_under_way_go_before_new_ones():
+    """Budget 10: a prompt of 15 is half way when another one waits."""
+    requests = [make_request("a", num_prompt=15), make_request("b", num_prompt=15)]
+    scheduler = make_scheduler(budget=10, requests=requests)
     step(scheduler)
-    scheduler.add_request(make_request("b", num_prompt=20))
-    assert shape(step(scheduler)) == [("a", 4, 1, True, True), ("b", 0, 9, False, False)]
-    assert shape(step(scheduler)) == [("a", 5, 1, True, True), ("b", 9, 9, False, False)]
-    assert shape(step(scheduler)) == [("a", 6, 1, True, True), ("b", 18, 2, True, False)]
-    assert shape(step(scheduler)) == [("a", 7, 1, True, True), ("b", 20, 1, True, True)]
+    output = scheduler.schedule()
+    assert plan(output) == ["a prefills 5", "b prefills 5"], (
+        "a has begun and needs 5 more: does it go on before b begins?"
+    )
 
 
+@pytest.mark.exercise("scheduler.Scheduler.schedule")
 def test_the_budget_is_never_exceeded_and_never_wasted():
     """While prompts wait, every step computes exactly the budget."""
     requests = [make_request(str(i), num_prompt=7) for i in range(6)]
     scheduler = make_scheduler(budget=10, requests=requests)
     for _ in range(4):
-        assert step(scheduler).num_tokens == 10
+        output = scheduler.schedule()
+        assert output.num_tokens == 10, (
+            "prompts wait and the budget is 10: what do all chunks of the step come to?"
+        )
+        read(scheduler, output)
+
+
+@pytest.mark.exercise("scheduler.Scheduler.schedule")
+def test_several_prompts_under_way_share_the_budget():
+    """After a step that broke off two prompts are under way at once."""
+    scheduler = make_scheduler(budget=10)
+    for name in "ab":
+        request = half_way(16, 8)
+        request.request_id = name
+        scheduler.memory.tokens_of[name] = 16
+        scheduler.running.append(request)
+    output = scheduler.schedule()
+    assert plan(output) == ["a prefills 8", "b prefills 2"], (
+        "a budget of 10, two prompts with 8 left each: does the second get what the first left?"
+    )
+    assert plan(step(scheduler))[1:] == ["b prefills 6"], "b's last 6 are in the next step"
+
+
+@pytest.mark.exercise("scheduler.Scheduler.schedule")
+def test_every_step_advances_every_running_answer():
+    """A stream of long prompts must not starve those that are answering."""
+    scheduler = make_scheduler(budget=8, max_num_seqs=4)
+    running(scheduler, "a", 4).max_num_tokens = 30
+    for number in range(20):
+        scheduler.add_request(make_request(f"long-{number}", num_prompt=50, max_tokens=1))
+        output = scheduler.schedule()
+        assert plan(output)[:1] == ["a decodes 1"], (
+            "long prompts come in, and the answer under way stands still: does it go first?"
+        )
+        assert output.num_tokens == 8, "and the prompts get all the rest"
+        read(scheduler, output)
+
+
+@pytest.mark.exercise("scheduler.Scheduler.schedule")
+def test_a_place_that_comes_free_is_taken_in_the_next_step():
+    """Two rows: one request ends with its first token, the other one goes on."""
+    requests = [make_request("a", max_tokens=1), make_request("b"), make_request("c")]
+    scheduler = make_scheduler(max_num_seqs=2, requests=requests)
+    step(scheduler)
+    output = scheduler.schedule()
+    assert plan(output) == ["b decodes 1", "c prefills 4"], (
+        "a has left, b still runs: does c get a's place, or wait until b is done too?"
+    )
+
+
+@pytest.mark.exercise("scheduler.Scheduler.schedule")
+def test_no_token_is_computed_beyond_the_last_one_allowed():
+    """Three tokens asked for; steps are scheduled before the last one is read."""
+    request = make_request("a", max_tokens=3)
+    scheduler = make_scheduler(requests=[request])
+    outputs = [scheduler.schedule() for _ in range(3)]
+    assert plan(scheduler.schedule()) == [], (
+        "three tokens are on their way: do you compare num_tokens with max_num_tokens?"
+    )
+    for output in outputs:
+        read(scheduler, output)
+    assert request.output_token_ids == [5, 5, 5], "three tokens were asked for"
+
+
+@pytest.mark.exercise("scheduler.Scheduler.schedule")
+def test_the_newest_request_is_preempted_and_comes_back_first():
+    """Room for 12 tokens: two prompts of 6 fit, their answers do not."""
+    scheduler = make_scheduler(max_tokens=12, requests=[make_request("later", 5)])
+    running(scheduler, "old", 6)
+    running(scheduler, "new", 6)
+    output = scheduler.schedule()
+    assert plan(output) == ["old decodes 1"], (
+        "new was thrown out for old's token: does it get a chunk all the same?"
+    )
+    assert names(scheduler.waiting) == ["new", "later"], "new waits at the head of the queue"
+    scheduler.check()
+
+
+@pytest.mark.exercise("scheduler.Scheduler.schedule")
+def test_who_finds_no_room_gets_no_chunk():
+    """The newest one needs a token itself, and nobody is newer."""
+    scheduler = make_scheduler(max_tokens=13)
+    running(scheduler, "old", 6)
+    running(scheduler, "new", 6)
+    output = scheduler.schedule()
+    assert plan(output) == ["old decodes 1"], "make_room said no for new: do you heed its answer?"
+    scheduler.check()
 
 
 def test_prompts_are_admitted_in_order_of_arrival():
     """Nobody overtakes: a small request behind a big one waits for it."""
     requests = [make_request("big", num_prompt=90), make_request("small", num_prompt=2)]
     scheduler = make_scheduler(max_tokens=100, requests=[make_request("first", 20), *requests])
-    assert [c.request.request_id for c in step(scheduler).chunks] == ["first"]
-    assert [r.request_id for r in scheduler.waiting] == ["big", "small"]
-
-
-def test_no_more_requests_run_than_there_are_rows():
-    """Two rows, three requests."""
-    scheduler = make_scheduler(max_num_seqs=2, requests=[make_request(str(i)) for i in range(3)])
-    assert len(step(scheduler).chunks) == 2
-    assert len(scheduler.waiting) == 1
-
-
-def test_every_step_advances_every_running_answer():
-    """A stream of long prompts must not starve those that are answering."""
-    scheduler = make_scheduler(budget=8, max_num_seqs=4, requests=[make_request("a", 4, 30)])
-    step(scheduler)
-    for number in range(20):
-        scheduler.add_request(make_request(f"long-{number}", num_prompt=50, max_tokens=1))
-        output = step(scheduler)
-        assert output.chunks[0].request.request_id == "a", "the answer under way goes first"
-        assert output.num_tokens == 8, "and the prompts get all the rest"
+    assert names(c.request for c in step(scheduler).chunks) == ["first"]
+    assert names(scheduler.waiting) == ["big", "small"]
 
 
 # -- the end --
@@ -194,19 +739,6 @@ def test_abort_of_an_unknown_or_finished_request_is_no_error():
 
 
 # -- memory runs out --
-
-
-def test_the_newest_request_is_preempted_and_comes_back_first():
-    """Room for 12 tokens: two prompts of 5 fit, their answers do not."""
-    old, new = make_request("old", 5), make_request("new", 5)
-    scheduler = make_scheduler(max_tokens=12, requests=[old, new])
-    scheduler.add_request(make_request("later", 5))
-    step(scheduler)
-    step(scheduler)
-    output = step(scheduler)
-    assert output.preempted == [new]
-    assert [r.request_id for r in scheduler.waiting] == ["new", "later"]
-    assert [c.request.request_id for c in output.chunks] == ["old"]
 
 
 def test_a_preempted_request_is_computed_again_with_its_answer_so_far():

@@ -119,6 +119,39 @@ def test_shards_are_read_through_their_index(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
+    """Which of the two counts would depend on the order of the files."""
+    save(tmp_path, tensors()).joinpath("model.safetensors").rename(tmp_path / "a.safetensors")
+    save_file({"model.norm.weight": torch.zeros(4)}, tmp_path / "b.safetensors")
+    index = {"lm_head.weight": "a.safetensors", "model.norm.weight": "b.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    with pytest.raises(ValueError, match=r"has model\.norm\.weight twice"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [{}, {"weight_map": {}}, {"weight_map": ["a"]}, {"weight_map": {"a": 1}}],
+)
+def test_a_broken_index_is_refused_by_name(tmp_path: Path, index: dict[str, Any]) -> None:
+    """No map, an empty one, a list, and a file that is no name."""
+    save(tmp_path, tensors()).joinpath("model.safetensors").unlink()
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match=r"index\.json has no weight_map"):
+        load(tmp_path)
+
+
+def test_an_index_never_leads_out_of_its_directory(tmp_path: Path) -> None:
+    """A shard lies beside its index, and nowhere else."""
+    inside, outside = tmp_path / "model", tmp_path / "secret.safetensors"
+    inside.mkdir()
+    save(inside, tensors()).joinpath("model.safetensors").rename(outside)
+    index = {"weight_map": {"lm_head.weight": "../secret.safetensors"}}
+    (inside / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match="no weight_map of tensors to file names"):
+        load(inside)
+
+
 @pytest.mark.parametrize("name", sorted(tensors().keys() - {"lm_head.weight"}))
 def test_a_missing_tensor_is_named(tmp_path: Path, name: str) -> None:
     """Each in turn, the parts of merged weights included."""
@@ -167,10 +200,18 @@ def test_a_wrong_shape_is_named_with_both_shapes(
     assert name in message and str(list(shape)) in message and str(list(expected)) in message
 
 
-def test_integer_weights_are_refused(tmp_path: Path) -> None:
-    """Quantized values without their scales are no weights."""
-    state = tensors() | {"model.norm.weight": torch.ones(4, dtype=torch.int8)}
-    with pytest.raises(ValueError, match=r"model\.norm\.weight is torch\.int8"):
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, torch.bool])
+def test_quantized_weights_are_refused(tmp_path: Path, dtype: torch.dtype) -> None:
+    """Values without their scales are no weights, 8-bit floats included."""
+    state = tensors() | {"model.norm.weight": torch.ones(4).to(dtype)}
+    with pytest.raises(ValueError, match=rf"model\.norm\.weight is {dtype}: quantized"):
+        load(save(tmp_path, state))
+
+
+def test_scales_of_a_quantized_checkpoint_are_named(tmp_path: Path) -> None:
+    """Also where config.json forgets to say that it is quantized."""
+    state = tensors() | {LAYER + "mlp.up_proj.weight_scale_inv": torch.ones(1, 1)}
+    with pytest.raises(ValueError, match=r"no place for: .*up_proj\.weight_scale_inv"):
         load(save(tmp_path, state))
 
 
@@ -181,6 +222,16 @@ def test_tied_model_has_no_head_and_ignores_one_in_the_checkpoint(tmp_path: Path
     assert "lm_head.weight" not in dict(model.named_parameters())
     hidden = torch.randn(2, 4)
     torch.testing.assert_close(model.logits(hidden), hidden @ state["model.embed_tokens.weight"].T)
+
+
+def test_tied_model_needs_no_head_in_the_checkpoint(tmp_path: Path) -> None:
+    """Most tied checkpoints leave `lm_head.weight` out; with it, the logits are the same."""
+    state, hidden = tensors(), torch.randn(2, 4)
+    with_head = load(save(tmp_path, state, tie_word_embeddings=True)).logits(hidden)
+    del state["lm_head.weight"]
+    assert torch.equal(
+        load(save(tmp_path, state, tie_word_embeddings=True)).logits(hidden), with_head
+    )
 
 
 def test_absent_head_of_an_untied_model_is_an_error_with_the_remedy(tmp_path: Path) -> None:
@@ -202,6 +253,14 @@ def test_a_cut_file_is_refused_by_name(tmp_path: Path) -> None:
     file = save(tmp_path, tensors()) / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-8])
     with pytest.raises(ValueError, match=r"model\.safetensors is damaged"):
+        load(tmp_path)
+
+
+def test_a_git_lfs_pointer_is_recognised(tmp_path: Path) -> None:
+    """A clone without Git LFS holds a few lines of text where the weights should be."""
+    file = save(tmp_path, tensors()) / "model.safetensors"
+    file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 538090408\n")
+    with pytest.raises(ValueError, match=r"model\.safetensors is a Git LFS pointer.*git lfs pull"):
         load(tmp_path)
 
 

@@ -1,0 +1,97 @@
+"""What the scripts of this folder share: their options for the engine, and where results go."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from random_checkpoint import SHAPES, write_checkpoint
+
+from minivllm import LLM, EngineConfig, bench_results
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def make_parser(description: str | None) -> argparse.ArgumentParser:
+    """A parser that shows the script's docstring as it stands, with the options of all."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    model = parser.add_mutually_exclusive_group()
+    model.add_argument("--model", default="smollm2-135m", help="default: %(default)s")
+    model.add_argument(
+        "--random-weights", choices=SHAPES, metavar="SHAPE", help=f"one of {', '.join(SHAPES)}"
+    )
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        type=parse_setting,
+        metavar="NAME=VALUE",
+        help="any setting of EngineConfig, such as max_num_seqs=64; may be repeated",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
+    parser.add_argument("--save", action="store_true", help="write them to benchmarks/results/")
+    return parser
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """ "max_num_seqs=64" is ("max_num_seqs", 64); what is no JSON is text."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    names = [field.name for field in dataclasses.fields(EngineConfig)]
+    if name not in names:
+        raise argparse.ArgumentTypeError(f"{name!r} is no setting; they are {', '.join(names)}")
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
+
+
+@contextmanager
+def open_llm(arguments: argparse.Namespace, **defaults: Any) -> Iterator[tuple[LLM, str | None]]:
+    """The engine of the command line, and the name of a model that has none of its own.
+
+    `defaults` are settings that `--set` overrules.
+    """
+    settings = {**defaults, "dtype": arguments.dtype, "device": arguments.device}
+    settings |= dict(arguments.set)
+    shape = arguments.random_weights
+    if shape is None:
+        with LLM(arguments.model, **settings) as llm:
+            yield llm, None
+        return
+    with tempfile.TemporaryDirectory(prefix="minivllm-") as folder:
+        path = write_checkpoint(shape, Path(folder))
+        with LLM(str(path), **settings) as llm:
+            yield llm, f"{shape} shape, random weights"
+
+
+def save(arguments: argparse.Namespace, results: Sequence[Mapping[str, Any]], kind: str) -> None:
+    """Write the results where the command line wants them."""
+    paths = [arguments.json] if arguments.json else []
+    if arguments.save:
+        RESULTS.mkdir(exist_ok=True)
+        paths.append(bench_results.result_path(kind, str(results[0]["device"]), RESULTS))
+    for path in paths:
+        bench_results.save_results(path, results)
+        print(f"written: {path.name}")
+
+
+def run(main: Callable[[], None]) -> None:
+    """Run a script; a user's mistake is one line and exit code 2."""
+    try:
+        main()
+    except (ValueError, OSError) as error:
+        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,236 @@
+"""The pictures of chapter 02: who computes when, how much in a step, and who waits how long."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from course.figures.common import (
+    GRID,
+    INK,
+    Picture,
+    fill,
+    halo,
+    key,
+    label,
+    legend,
+    new_axes,
+    picture,
+    shade,
+    speeds,
+    this_machine,
+    write,
+)
+from minivllm.figures import PALETTE, request_timeline
+from minivllm.request import Chunk
+from minivllm.timeline import count, request_rows
+from minivllm.trace import StepTrace, Trace
+
+__all__ = [
+    "budget_curves",
+    "chunks",
+    "load_curves",
+    "memory",
+    "speeds",
+    "step_bars",
+    "step_times",
+    "this_machine",
+    "timelines",
+    "token_gaps",
+]
+
+# Curves differ in marker and line beside their colour.
+CURVES = (
+    ("waiting", "s", ":"),
+    ("prefill", "^", "--"),
+    ("decode", "o", "-"),
+    ("preempted", "X", "-."),
+)
+
+
+# -- runs, request by request ------------------------------------------------------------------
+
+
+def timelines(traces: Mapping[str, Trace]) -> Picture:
+    """One timeline a run, below each other on the same axis of time."""
+    rows = [len(request_rows(trace)) for trace in traces.values()]
+    figure, axes = new_axes(
+        sum(0.75 + 0.22 * n for n in rows) + 0.3,
+        rows=len(rows),
+        sharex=True,
+        squeeze=False,
+        height_ratios=[n + 2 for n in rows],
+    )
+    parts = []
+    for index, (ax, (name, trace)) in enumerate(zip(axes[:, 0], traces.items(), strict=True)):
+        request_timeline(trace, ax)
+        parts.append(f"{name}: {_told(trace)}")
+        ax.set_title(parts[-1], loc="left", fontsize=10, pad=6 if index else 22)
+        if index:
+            ax.get_legend().remove()
+        ax.label_outer()
+    axes[0, 0].set_xlim(0, 1.1 * max(trace.steps[-1].end for trace in traces.values()))
+    alt = f"Timelines of requests: grey waiting, blue prefill, green decode. {'; '.join(parts)}."
+    return picture(figure, alt)
+
+
+def _told(trace: Trace) -> str:
+    seconds, lost = trace.steps[-1].end, sum(len(step.preempted) for step in trace.steps)
+    told = f"{count(len(trace.steps), 'step')} in {seconds:.3g} s"
+    return f"{told}, {count(lost, 'preemption')}" if lost else told
+
+
+def chunks(parts: Sequence[Chunk], title: str) -> Picture:
+    """Chunks of one request, one row each: their positions, their phase, and who samples."""
+    figure, ax = new_axes(1.2 + 0.36 * len(parts))
+    for y, chunk in enumerate(parts):
+        phase = "decode" if chunk.is_decode else "prefill"
+        ax.barh(y, chunk.start, 0.2, **fill("waiting"))
+        ax.barh(y, chunk.length, 0.7, left=chunk.start, **fill(phase))
+        told = f"{phase}, {count(chunk.length, 'token')}{', samples' * chunk.samples}"
+        write(ax, chunk.end + parts[-1].end / 60, y, told, ha="left")
+    label(ax, title, "position in the request (tokens)", "step")
+    ax.set_xlim(0, parts[-1].end * 1.35)
+    ax.set_ylim(len(parts) - 0.5, -0.5)
+    ax.set_yticks(range(len(parts)))
+    names = {"waiting": "computed before", "prefill": "prefill", "decode": "decode"}
+    legend(ax, [key(state, text) for state, text in names.items()])
+    told = [
+        f"positions {c.start} to {c.end} {'decode' if c.is_decode else 'prefill'}"
+        f"{' and sample' * c.samples}"
+        for c in parts
+    ]
+    return picture(figure, f"{title}. Step by step: {'; '.join(told)}.")
+
+
+# -- runs, step by step ------------------------------------------------------------------------
+
+
+def step_bars(trace: Trace, budget: int, steps: int = 60) -> Picture:
+    """The tokens of each step, decodes at the bottom and prefill on top, below the budget."""
+    figure, ax = new_axes(2.7)
+    shown = trace.steps[:steps]
+    decodes = [sum(c.length for c in step.chunks if c.is_decode) for step in shown]
+    prefills = [num_tokens(step) - n for step, n in zip(shown, decodes, strict=True)]
+    numbers = [step.index for step in shown]
+    ax.bar(numbers, decodes, 0.85, **fill("decode"))
+    ax.bar(numbers, prefills, 0.85, bottom=decodes, **fill("prefill"))
+    ax.axhline(budget, color=INK, linestyle="--", linewidth=1)
+    ax.text(len(shown) - 0.5, budget, "budget ", fontsize=8, ha="right", va="bottom", color=INK)
+    full = sum(num_tokens(step) == budget for step in shown)
+    title = f"{full} of {count(len(shown), 'step')} use the whole budget of {budget} tokens"
+    label(ax, title, "step", "tokens computed")
+    ax.set_ylim(0, 1.15 * max(budget, *(num_tokens(step) for step in shown)))
+    legend(ax, [key("decode", "decode"), key("prefill", "prefill")])
+    most = f"at most {max(decodes)} tokens a step are decodes"
+    return picture(figure, f"Stacked bars, one a step, decodes below prefill. {title}; {most}.")
+
+
+def num_tokens(step: StepTrace) -> int:
+    """Tokens computed in a step."""
+    return sum(chunk.length for chunk in step.chunks)
+
+
+def step_times(points: Sequence[tuple[int, float]], fixed: float, per_token: float) -> Picture:
+    """Measured steps as dots, (tokens, ms), and the line `fixed + per_token * tokens` (ms)."""
+    figure, ax = new_axes(2.7)
+    tokens, times = zip(*points, strict=True)
+    ax.plot(tokens, times, "o", color=PALETTE["decode"], markeredgecolor=INK, markersize=5)
+    line = [fixed + per_token * n for n in (0, max(tokens))]
+    ax.plot([0, max(tokens)], line, "--", color=INK, linewidth=1.2)
+    title = f"A step takes about {fixed:.0f} ms and {per_token:.2g} ms for each token"
+    label(ax, title, "tokens in the step", "milliseconds")
+    ax.set_ylim(0, None)
+    ax.set_xlim(0, None)
+    alt = f"Dots: {count(len(points), 'step')}, and a line through them. {title}."
+    return picture(figure, alt)
+
+
+def memory(
+    held: Sequence[Mapping[str, int]], limit: int, lost: Sequence[tuple[int, str]]
+) -> Picture:
+    """Tokens that each request holds after each step, stacked; `lost`: (step, request)."""
+    names = list(dict.fromkeys(name for step in held for name in step))
+    figure, ax = new_axes(2.9)
+    floor = [0] * len(held)
+    for number, name in enumerate(names):
+        tokens = [step.get(name, 0) for step in held]
+        look = {"color": shade("decode", number % 3), "edgecolor": GRID, "linewidth": 0.4}
+        ax.bar(range(len(held)), tokens, 1.0, bottom=floor, **look)
+        for x in range(len(held)):
+            # Named where somebody comes or goes: there the layers below may move.
+            if tokens[x] and (x == 0 or set(held[x]) != set(held[x - 1])):
+                write(ax, x, floor[x] + tokens[x] / 2, name, path_effects=halo())
+        floor = [low + n for low, n in zip(floor, tokens, strict=True)]
+    ax.axhline(limit, color=INK, linestyle="--", linewidth=1)
+    marks = {"marker": "X", "color": PALETTE["preempted"], "linestyle": "none", "markersize": 8}
+    for step, name in lost:
+        ax.plot(step, limit, markeredgecolor=INK, clip_on=False, zorder=4, **marks)
+        write(ax, step, limit * 1.08, name)
+    title = f"{count(len(lost), 'preemption')}: the newest loses all that it holds"
+    label(ax, title, "step", "tokens held")
+    ax.set_ylim(0, limit * 1.16)
+    told = ", ".join(f"{name} in step {step}" for step, name in lost)
+    alt = f"Stacked bars of the tokens that requests hold, up to a limit of {limit}. {title}."
+    return picture(figure, f"{alt} Thrown out: {told or 'nobody'}.")
+
+
+# -- how long it takes -------------------------------------------------------------------------
+
+
+def token_gaps(runs: Mapping[str, Sequence[tuple[float, float]]]) -> Picture:
+    """For each run the waits between one token of an answer and its next: (second, ms)."""
+    figure, axes = new_axes(
+        0.4 + 1.35 * len(runs), rows=len(runs), sharex=True, sharey=True, squeeze=False
+    )
+    parts = []
+    for ax, (name, waits) in zip(axes[:, 0], runs.items(), strict=True):
+        worst = max(wait for _, wait in waits)
+        for time, wait in waits:
+            look = fill("preempted" if wait == worst else "decode")
+            ax.bar(time - wait / 1000, wait, wait / 1000, align="edge", **look)
+        parts.append(f"{name}: the longest wait is {worst:.3g} ms")
+        label(ax, parts[-1], "time (seconds)", "wait (ms)")
+        ax.label_outer()
+    alt = "Blocks as wide and as high as the wait before each token of an answer; the longest red."
+    return picture(figure, f"{alt} {'; '.join(parts)}.")
+
+
+def load_curves(curves: Mapping[str, Sequence[tuple[float, float]]]) -> Picture:
+    """For each policy the line through (tokens per second, ms per token), as the load grows."""
+    figure, ax = new_axes(3.4)
+    parts = []
+    for (state, marker, line), (name, points) in zip(CURVES, curves.items(), strict=False):
+        rates, waits = zip(*points, strict=True)
+        look = {"marker": marker, "linestyle": line, "color": PALETTE[state], "linewidth": 2}
+        ax.plot(rates, waits, markeredgecolor=INK, markersize=7, label=name, **look)
+        parts.append(
+            f"{name}: {waits[0]:.0f} ms at {rates[0]:.0f} tokens/s, at least {min(waits):.0f} ms,"
+            f" at most {max(rates):.0f} tokens/s"
+        )
+    title = "Throughput against latency, as more and more requests come in"
+    label(ax, title, "generated tokens per second", "ms per token, waiting included")
+    ax.set_yscale("log")
+    ax.set_yticks([5, 10, 20, 50, 100], ["5", "10", "20", "50", "100"])
+    ax.set_yticks([], minor=True)
+    ax.set_xlim(0, None)
+    ax.grid(color=GRID, linewidth=0.6)
+    ax.legend(fontsize=8, frameon=False, loc="upper right")
+    return picture(figure, f"Lines of latency (log) over throughput. {'; '.join(parts)}.")
+
+
+def budget_curves(runs: Mapping[int, tuple[float, float, float]]) -> Picture:
+    """By token budget: longest wait between tokens (ms), first token (ms), tokens/s."""
+    figure, axes = new_axes(2.5, columns=3)
+    budgets = [str(budget) for budget in runs]
+    units = ("longest wait (ms)", "mean wait (ms)", "tokens per second")
+    titles = ("Between two tokens", "For the first token", "Throughput")
+    for index, (ax, unit, title) in enumerate(zip(axes, units, titles, strict=True)):
+        values = [run[index] for run in runs.values()]
+        bars = ax.bar(budgets, values, **fill(("decode", "prefill", "waiting")[index]))
+        ax.bar_label(bars, [f"{value:.0f}" for value in values], fontsize=7)
+        label(ax, title, "budget (tokens)", unit)
+        ax.tick_params(axis="x", labelsize=7, rotation=60)
+    ends = [(budget, runs[budget]) for budget in (min(runs), max(runs))]
+    parts = [f"budget {b}: {w:.0f} ms, {f:.0f} ms, {r:.0f} tokens/s" for b, (w, f, r) in ends]
+    alt = "Three bar charts over the budget: longest wait, first token, throughput."
+    return picture(figure, f"{alt} {'; '.join(parts)}.")

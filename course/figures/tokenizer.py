@@ -1,0 +1,238 @@
+"""The pictures of chapter 01: bytes and tokens, joins, languages, what a stream holds back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from course.figures.common import (
+    INK,
+    Picture,
+    fill,
+    key,
+    label,
+    legend,
+    new_axes,
+    picture,
+    speeds,
+    this_machine,
+    write,
+)
+from minivllm.figures import PALETTE
+from minivllm.timeline import count
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = [
+    "arrivals",
+    "joins",
+    "languages",
+    "speeds",
+    "stream",
+    "this_machine",
+    "tokens",
+]
+
+# -- characters and bytes ----------------------------------------------------------------------
+
+
+def byte_name(byte: int) -> str:
+    """How a byte is written in a cell: a visible ASCII character, "␣", "↵", or in hex."""
+    named = {0x20: "␣", 0x0A: "↵"}
+    return named.get(byte) or (chr(byte) if 0x21 <= byte <= 0x7E else f"{byte:02X}")
+
+
+def drawable(text: str) -> str:
+    """`text` with U+... in the place of every character that the figures' font lacks."""
+    known = _characters_of_the_font()
+    parts = [c if ord(c) in known and c.isprintable() else f"U+{ord(c):04X}" for c in text]
+    return " ".join(parts) if any(part.startswith("U+") for part in parts) else "".join(parts)
+
+
+@lru_cache
+def _characters_of_the_font() -> frozenset[int]:
+    from matplotlib.font_manager import FontProperties, findfont
+    from matplotlib.ft2font import FT2Font
+
+    return frozenset(FT2Font(findfont(FontProperties())).get_charmap())
+
+
+# -- tokens ------------------------------------------------------------------------------------
+
+
+def tokens(rows: Mapping[str, tuple[Any, Sequence[int]]]) -> Picture:
+    """The bytes of texts, one row for each (tokenizer, ids), by the row's name.
+
+    A frame is a token, a cell a byte; a line below joins the bytes of one character. A control
+    token is shown as one word.
+    """
+    figure, ax = new_axes(1.15 + 0.62 * len(rows))
+    parts = []
+    for y, (name, (tokenizer, ids)) in enumerate(rows.items()):
+        data = [tokenizer.token_bytes(token_id) for token_id in ids]
+        controls = [token_id in tokenizer.special_ids for token_id in ids]
+        for number, place in enumerate(accumulate([0, *map(len, data[:-1])])):
+            _draw_token(ax, place, y, data[number], number, controls[number])
+        _join_characters(ax, y, b"".join(data))
+        words = f"{count(sum(map(len, data)), 'byte')} in {count(len(ids), 'token')}"
+        special = f", {sum(controls)} of them control tokens" if any(controls) else ""
+        parts.append(f"{name}: {words}{special}")
+    label(ax, "The bytes, cut into tokens", "byte of the text", "")
+    ax.set_xlim(-0.3, ax.get_xlim()[1] / 1.05 + 0.3)
+    ax.set_ylim(len(rows) - 0.45, -0.5)
+    names = [f"{name}\n{count(len(ids), 'token')}" for name, (_, ids) in rows.items()]
+    ax.set_yticks(range(len(rows)), names)
+    keys = [key("decode", "token"), key("free", "its neighbour")]
+    controls_key = [key("cached", "control token", linewidth=2)]
+    legend(ax, keys + (controls_key if any("control" in part for part in parts) else []))
+    return picture(figure, f"Rows of bytes, framed token by token. {'; '.join(parts)}.")
+
+
+def _draw_token(ax: Axes, place: int, y: int, token: bytes, number: int, is_control: bool) -> None:
+    # Neighbours alternate in colour; a frame is there in any case.
+    state = "cached" if is_control else "free" if number % 2 else "decode"
+    frame = {"edgecolor": INK, "linewidth": 2 if is_control else 1.3}
+    ax.barh(y, len(token), 0.62, left=place, **(fill(state) | frame))
+    if is_control:
+        write(ax, place + len(token) / 2, y, token.decode(), fontsize=7, weight="bold")
+        return
+    for number, byte in enumerate(token):
+        write(ax, place + number + 0.5, y, byte_name(byte), fontsize=6.5, parse_math=False)
+
+
+def _join_characters(ax: Axes, y: int, data: bytes) -> None:
+    """A line below the bytes of each character that has several."""
+    place = 0
+    for character in data.decode("utf-8", "replace"):
+        size = len(character.encode())
+        if size > 1:
+            ax.plot([place + 0.15, place + size - 0.15], [y + 0.39] * 2, color=INK, linewidth=1.6)
+        place += size
+
+
+def joins(steps: Sequence[Sequence[str]], ranks: Sequence[int]) -> Picture:
+    """How a word is joined: its tokens at the beginning and after each join, whose rank is given.
+
+    The new token of a row is gold and has a thick frame.
+    """
+    figure, ax = new_axes(1.1 + 0.36 * len(steps))
+    before: set[tuple[int, str]] = set()
+    for y, row in enumerate(steps):
+        places = [0, *accumulate(map(len, row))]
+        now = set(zip(places, row))
+        for place, token in zip(places, row):
+            is_new = y > 0 and (place, token) not in before
+            style = fill("cached") | {"linewidth": 2} if is_new else fill("decode")
+            ax.barh(y, len(token) - 0.08, 0.7, left=place + 0.04, **style)
+            write(ax, place + len(token) / 2, y, drawable(token), parse_math=False)
+        rank = f"rank {ranks[y - 1]:,}" if y else "bytes"
+        write(ax, places[-1] + 0.3, y, rank, ha="left")
+        before = now
+    size = sum(map(len, steps[0]))
+    title = f"{count(size, 'byte')}, {count(len(steps) - 1, 'join')}, "
+    title += count(len(steps[-1]), "token")
+    label(ax, title, "byte of the word", "joins done")
+    ax.set_xlim(0, size * 1.18 + 0.8)
+    ax.set_xticks(range(size + 1))
+    ax.set_ylim(len(steps) - 0.4, -0.6)
+    ax.set_yticks(range(len(steps)))
+    legend(ax, [key("decode", "token"), key("cached", "joined in this step", linewidth=2)])
+    words = [f"after {y}: {' '.join(row)}" for y, row in enumerate(steps)]
+    return picture(figure, f"Rows of tokens, one row a join. {title}. {'; '.join(words)}.")
+
+
+def languages(
+    counts: Mapping[str, Mapping[str, int]], num_characters: Mapping[str, int]
+) -> Picture:
+    """By language: the tokens of one sentence, and tokens per character, for each tokenizer.
+
+    `counts`: tokenizer -> language -> tokens.
+    """
+    names = list(num_characters)
+    figure, axes = new_axes(1.5 + 0.3 * len(names) * max(1, len(counts) / 2), columns=2)
+    states = ["waiting", "prefill", "decode", "cached"]
+    height = 0.8 / len(counts)
+    for number, by_language in enumerate(counts.values()):
+        places = [y - 0.4 + (number + 0.5) * height for y in range(len(names))]
+        values = [by_language[name] for name in names]
+        shares = [by_language[name] / num_characters[name] for name in names]
+        for ax, numbers, form in ((axes[0], values, "%.0f"), (axes[1], shares, "%.2f")):
+            bars = ax.barh(places, numbers, height, **fill(states[number]))
+            ax.bar_label(bars, fmt=form, fontsize=7, padding=2)
+            ax.set_xlim(0, max([*numbers, ax.get_xlim()[1] / 1.1]) * 1.1)
+    label(axes[0], "The same sentence", "tokens", "")
+    label(axes[1], "Its tokens per character", "tokens per character", "")
+    axes[1].set_title("Its tokens per character", loc="left", fontsize=10, pad=22)
+    for ax in axes:
+        ax.set_ylim(len(names) - 0.5, -0.5)
+    axes[0].set_yticks(range(len(names)), names)
+    axes[1].set_yticks(range(len(names)), [""] * len(names))
+    legend(axes[0], [key(states[i], name) for i, name in enumerate(counts)])
+    parts = [
+        f"{tokenizer}: " + ", ".join(f"{name} {by[name]}" for name in names)
+        for tokenizer, by in counts.items()
+    ]
+    return picture(figure, f"Bar charts of the tokens of one sentence. {'; '.join(parts)}.")
+
+
+# -- streams -----------------------------------------------------------------------------------
+
+
+def stream(data: Sequence[bytes], pieces: Sequence[str], held: Sequence[bytes]) -> Picture:
+    """What each token of a stream brought, what was shown then, and what was held back.
+
+    `data`: the bytes of each token; `pieces`: the text each `push` gave; `held`: the bytes that
+    were held back after it.
+    """
+    highest = max(len(a) + len(b) for a, b in zip(data, [b"", *held]))
+    figure, ax = new_axes(1.7 + 0.3 * highest)
+    for x, (token, piece, rest) in enumerate(zip(data, pieces, held)):
+        column = (held[x - 1] if x else b"") + token
+        old, shown = len(column) - len(token), len(column) - len(rest)
+        for y, byte in enumerate(column):
+            style = fill("decode") if y < shown else fill("waiting") | {"hatch": "////"}
+            frame = {"linewidth": 2} if y >= old else {"linewidth": 0.6, "linestyle": "--"}
+            ax.bar(x, 0.86, 0.78, bottom=y + 0.07, **(style | {"edgecolor": INK} | frame))
+            box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6} if y >= shown else None
+            write(ax, x, y + 0.5, byte_name(byte), bbox=box, parse_math=False, fontsize=7.5)
+        text = drawable(piece.replace(" ", "␣")) if piece else "–"
+        write(ax, x, highest + 0.35, text, rotation=90, va="bottom", parse_math=False)
+    num_held = sum(map(bool, held))
+    title = f"{count(len(data), 'token')}; after {num_held} of them bytes are held back"
+    label(ax, title, "token pushed (above: the text it completes)", "bytes at hand")
+    longest = max(len(drawable(piece)) for piece in pieces)
+    ax.set_ylim(0, highest + 0.6 + 0.27 * longest)
+    ax.set_yticks(range(highest + 1))
+    ax.set_xlim(-0.6, len(data) - 0.4)
+    ax.set_xticks(range(len(data)))
+    keys = [key("decode", "shown"), key("waiting", "held back", hatch="////", edgecolor=INK)]
+    legend(ax, [*keys, key("free", "from the token before", linestyle="--")])
+    shown_text = ", ".join(repr(drawable(piece)) if piece else "nothing" for piece in pieces)
+    return picture(figure, f"Columns of bytes, one for each token. {title}. Shown: {shown_text}.")
+
+
+def arrivals(seconds: Sequence[float], pieces: Sequence[str], title: str) -> Picture:
+    """The characters a reader has seen by each moment of a stream, and without streaming.
+
+    `seconds`: when each of `pieces` came, counted from the question.
+    """
+    figure, ax = new_axes(2.4)
+    characters = list(accumulate(map(len, pieces)))
+    first, end = seconds[0], seconds[-1]
+    ax.step([0, *seconds], [0, *characters], where="post", color=PALETTE["prefill"], linewidth=2)
+    ax.plot(seconds, characters, "o", color=PALETTE["decode"], markeredgecolor=INK, markersize=4)
+    ax.step([0, end], [0, characters[-1]], where="post", color=INK, linestyle="--", linewidth=1)
+    above = characters[-1] * 0.06
+    write(ax, first, characters[0] + above, f"first text: {first:.2f} s ", ha="right", va="bottom")
+    write(ax, end, above, f"all of it: {end:.2f} s  ", ha="right", va="bottom")
+    label(ax, title, "time since the question (seconds)", "characters seen")
+    ax.set_xlim(0, end * 1.02)
+    from matplotlib.lines import Line2D
+
+    streamed = Line2D([], [], color=PALETTE["prefill"], marker="o", label="stream")
+    legend(ax, [streamed, Line2D([], [], color=INK, linestyle="--", label="answer in one piece")])
+    alt = f"Characters over time. {title}. First text after {first:.2f} s, all after {end:.2f} s"
+    return picture(figure, f"{alt}: {count(len(pieces), 'piece')}.")

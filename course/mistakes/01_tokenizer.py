@@ -1,0 +1,254 @@
+"""Wrong answers that people really give, each with the words that its check must say.
+
+Read as text, never imported: the names in the bodies are those of `minivllm/tokenizer.py`.
+Above each stands the rule of the lesson that the answer breaks.
+"""
+
+# -- best_pair --
+
+
+# rule 2
+@mistake("tokenizer.best_pair", "do you take the first pair that you find?")
+def best_pair(tokens: Sequence[str], merges: Merges) -> tuple[str, str] | None:
+    for pair in zip(tokens, tokens[1:]):
+        if pair in merges:
+            return pair
+    return None
+
+
+# rule 2
+@mistake("tokenizer.best_pair", "the best there is: does your code take 0 for nothing?")
+def best_pair(tokens: Sequence[str], merges: Merges) -> tuple[str, str] | None:
+    pairs = [pair for pair in zip(tokens, tokens[1:]) if merges.get(pair)]
+    return min(pairs, key=merges.get, default=None)
+
+
+# rule 4
+@mistake("tokenizer.best_pair", "w, o is not in the list: do you return it all the same?")
+def best_pair(tokens: Sequence[str], merges: Merges) -> tuple[str, str] | None:
+    pairs = zip(tokens, tokens[1:])
+    return min(pairs, key=lambda pair: merges.get(pair, float("inf")), default=None)
+
+
+# rule 4
+@mistake("tokenizer.best_pair", "does min() of nothing stop your code?")
+def best_pair(tokens: Sequence[str], merges: Merges) -> tuple[str, str] | None:
+    best = min(zip(tokens, tokens[1:]), key=lambda pair: merges.get(pair, float("inf")))
+    return best if best in merges else None
+
+
+# -- merge_pair --
+
+
+# rule 3
+@mistake("tokenizer.merge_pair", "do you skip the one that was used up?")
+def merge_pair(tokens: Sequence[str], pair: tuple[str, str]) -> list[str]:
+    merged = list(tokens[:1])
+    for left, right in zip(tokens, tokens[1:]):
+        if (left, right) == pair:
+            merged[-1] = left + right
+        else:
+            merged.append(right)
+    return merged
+
+
+# rule 3
+@mistake("tokenizer.merge_pair", "l, o stands there twice: do you stop after the first?")
+def merge_pair(tokens: Sequence[str], pair: tuple[str, str]) -> list[str]:
+    for place, neighbours in enumerate(zip(tokens, tokens[1:])):
+        if neighbours == pair:
+            return [*tokens[:place], "".join(pair), *tokens[place + 2 :]]
+    return list(tokens)
+
+
+# rule 3
+@mistake("tokenizer.merge_pair", "do you join all to one text and replace in that?")
+def merge_pair(tokens: Sequence[str], pair: tuple[str, str]) -> list[str]:
+    return " ".join(tokens).replace(" ".join(pair), "".join(pair)).split()
+
+
+# rule 3
+@mistake("tokenizer.merge_pair", "x is the last token and has no right neighbour: did you forget")
+def merge_pair(tokens: Sequence[str], pair: tuple[str, str]) -> list[str]:
+    merged, place = [], 0
+    while place < len(tokens) - 1:
+        found = (tokens[place], tokens[place + 1]) == pair
+        merged.append("".join(pair) if found else tokens[place])
+        place += 2 if found else 1
+    return merged
+
+
+# -- encode_word --
+
+
+# rule 4
+@mistake("tokenizer.encode_word", "do you go on until none is left?")
+def encode_word(word: Iterable[str], merges: Merges) -> list[str]:
+    tokens = list(word)
+    pair = best_pair(tokens, merges)
+    if pair is not None:
+        tokens = merge_pair(tokens, pair)
+    return tokens
+
+
+# rule 2
+@mistake("tokenizer.encode_word", "do you look for the longest token?")
+def encode_word(word: Iterable[str], merges: Merges) -> list[str]:
+    known = {left + right for left, right in merges}
+    characters, tokens, start = list(word), [], 0
+    while start < len(characters):
+        end = len(characters)
+        while end > start + 1 and "".join(characters[start:end]) not in known:
+            end -= 1
+        tokens.append("".join(characters[start:end]))
+        start = end
+    return tokens
+
+
+# -- Tokenizer.encode --
+
+
+# rule 5
+@mistake("tokenizer.Tokenizer.encode", "do you look for special tokens without being asked to?")
+def encode(
+    self, text: str, *, parse_special: bool = False, add_special_tokens: bool = True
+) -> list[int]:
+    checked_text(text)
+    ids: list[int] = []
+    for piece in split_at_tokens(text, *self.all_added):
+        ids += [piece] if isinstance(piece, int) else self.text_ids(piece)
+    return [*self.file.prefix_ids, *ids, *self.file.suffix_ids] if add_special_tokens else ids
+
+
+# rule 5
+@mistake("tokenizer.Tokenizer.encode", "and not special: do you look for no added token at all?")
+def encode(
+    self, text: str, *, parse_special: bool = False, add_special_tokens: bool = True
+) -> list[int]:
+    checked_text(text)
+    ids: list[int] = []
+    for piece in split_at_tokens(text, *self.all_added) if parse_special else [text]:
+        ids += [piece] if isinstance(piece, int) else self.text_ids(piece)
+    return [*self.file.prefix_ids, *ids, *self.file.suffix_ids] if add_special_tokens else ids
+
+
+# rule 5
+@mistake("tokenizer.Tokenizer.encode", "add_special_tokens=False: do you put them there all")
+def encode(
+    self, text: str, *, parse_special: bool = False, add_special_tokens: bool = True
+) -> list[int]:
+    checked_text(text)
+    ids: list[int] = []
+    added = self.all_added if parse_special else self.plain_added
+    for piece in split_at_tokens(text, *added):
+        ids += [piece] if isinstance(piece, int) else self.text_ids(piece)
+    return [*self.file.prefix_ids, *ids, *self.file.suffix_ids]
+
+
+# rule 5
+@mistake("tokenizer.Tokenizer.encode", "1 before it all and 2 behind it all: are they there")
+def encode(
+    self, text: str, *, parse_special: bool = False, add_special_tokens: bool = True
+) -> list[int]:
+    checked_text(text)
+    ids: list[int] = []
+    added = self.all_added if parse_special else self.plain_added
+    for piece in split_at_tokens(text, *added):
+        piece_ids = [piece] if isinstance(piece, int) else self.text_ids(piece)
+        if add_special_tokens:
+            piece_ids = [*self.file.prefix_ids, *piece_ids, *self.file.suffix_ids]
+        ids += piece_ids
+    return ids
+
+
+# -- unfinished_bytes --
+
+
+# rule 6
+@mistake("tokenizer.unfinished_bytes", "do you compare its bytes with how many it needs?")
+def unfinished_bytes(data: bytes) -> int:
+    for size in range(1, min(3, len(data)) + 1):
+        if character_size(data[-size]) > 1:
+            return size
+    return 0
+
+
+# rule 6
+@mistake("tokenizer.unfinished_bytes", "do you count the missing one, or those that wait?")
+def unfinished_bytes(data: bytes) -> int:
+    for size in range(1, min(3, len(data)) + 1):
+        if needed := character_size(data[-size]):
+            return max(0, needed - size)
+    return 0
+
+
+# rule 7
+@mistake("tokenizer.unfinished_bytes", "begin no character: would they wait for ever?")
+def unfinished_bytes(data: bytes) -> int:
+    for size in range(min(4, len(data) + 1)):
+        try:
+            data[: len(data) - size].decode()
+            return size
+        except UnicodeDecodeError:
+            continue
+    return 0
+
+
+# -- Detokenizer.push --
+
+
+# rules 1 and 6
+@mistake("tokenizer.Detokenizer.push", "do you put what was held in front of the new bytes?")
+def push(self, token_id: int) -> str:
+    if token_id in self.skipped_ids:
+        return ""
+    return self.tokenizer.token_bytes(token_id).decode("utf-8", "replace")
+
+
+# rule 6
+@mistake("tokenizer.Detokenizer.push", "C3 is not: do you hold back the whole token?")
+def push(self, token_id: int) -> str:
+    if token_id in self.skipped_ids:
+        return ""
+    data = self.held + self.tokenizer.token_bytes(token_id)
+    if unfinished_bytes(data):
+        self.held = data
+        return ""
+    self.held = b""
+    return data.decode("utf-8", "replace")
+
+
+# rule 7
+@mistake("tokenizer.Detokenizer.push", "FF and a C3 without its A9 are U+FFFD each: do you drop")
+def push(self, token_id: int) -> str:
+    if token_id in self.skipped_ids:
+        return ""
+    data = self.held + self.tokenizer.token_bytes(token_id)
+    end = len(data) - unfinished_bytes(data)
+    self.held = data[end:]
+    return data[:end].decode("utf-8", "ignore")
+
+
+# rule 7
+@mistake("tokenizer.Detokenizer.push", "do you hold back whatever ends in one?")
+def push(self, token_id: int) -> str:
+    if token_id in self.skipped_ids:
+        return ""
+    data = self.held + self.tokenizer.token_bytes(token_id)
+    text = data.decode("utf-8", "replace")
+    if text.endswith("\ufffd") and len(data) < 4:
+        self.held = data
+        return ""
+    self.held = b""
+    return text
+
+
+# rule 7
+@mistake("tokenizer.Detokenizer.push", "between the halves of é too: do you ask skipped_ids before")
+def push(self, token_id: int) -> str:
+    if token_id in self.skipped_ids:
+        return self.finish()
+    data = self.held + self.tokenizer.token_bytes(token_id)
+    end = len(data) - unfinished_bytes(data)
+    self.held = data[end:]
+    return data[:end].decode("utf-8", "replace")

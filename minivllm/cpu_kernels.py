@@ -1,0 +1,307 @@
+"""Kernels for a CPU, compiled by numba: what plain torch does slowly with few rows.
+
+Each kernel names the torch line that it replaces; `cpu_ops` calls them and falls back to torch
+where numba is missing. Arrays are numpy views of float32 tensors, contiguous unless said
+otherwise. Leaves out every other type. Given (no notebook builds it).
+
+Letters: T tokens, N requests, H query heads, K key/value heads, G = H // K, D head dimension,
+B block size, S key positions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit, prange
+
+from minivllm.cpu_vectors import (
+    GROUP,
+    dot_4_bits,
+    dot_8_bits,
+    float_of_bits,
+    unpack_4_bits,
+    unpack_8_bits,
+)
+
+# Sums may be taken in any order (or no loop of a dot product could use vectors); a division by
+# zero is infinity, not an exception; the compiled code is kept for the next start (an edit of
+# `cpu_vectors` alone does not renew it: touch this file too).
+FAST: dict[str, Any] = {"fastmath": True, "error_model": "numpy", "cache": True}
+TILE = 8  # weight rows unpacked at a time: with 576 columns 18 KiB, which fits the L1 cache
+LOG2_E, LN_2 = np.float32(1.442695041), np.float32(0.693147181)
+
+# -- products ----------------------------------------------------------------------------------
+
+
+@njit(**FAST)
+def _dot_tile(x0, x1, x2, x3, w0, w1):
+    """The eight dot products of four vectors with two: `x0 @ w0, ..., x3 @ w0, x0 @ w1, ...`.
+
+    Six loads for eight multiplications of whole vectors: the registers hold all eight sums.
+    """
+    a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = np.float32(0)
+    for i in range(len(w0)):
+        a0 += x0[i] * w0[i]
+        a1 += x1[i] * w0[i]
+        a2 += x2[i] * w0[i]
+        a3 += x3[i] * w0[i]
+        b0 += x0[i] * w1[i]
+        b1 += x1[i] * w1[i]
+        b2 += x2[i] * w1[i]
+        b3 += x3[i] * w1[i]
+    return a0, a1, a2, a3, b0, b1, b2, b3
+
+
+@njit(**FAST)
+def _multiply(x, weight, out, first):
+    """out[:, first : first + len(weight)] = x @ weight.T, for few rows of weight."""
+    last_x, last_w = len(x) - 1, len(weight) - 1
+    for t in range(0, len(x), 4):
+        # Past the end the last row is computed again: dearer than nothing, simpler than a rest.
+        t1, t2, t3 = min(t + 1, last_x), min(t + 2, last_x), min(t + 3, last_x)
+        for j in range(0, len(weight), 2):
+            j1 = min(j + 1, last_w)
+            sums = _dot_tile(x[t], x[t1], x[t2], x[t3], weight[j], weight[j1])
+            a, b = first + j, first + j1
+            out[t, a], out[t1, a], out[t2, a], out[t3, a] = sums[:4]
+            out[t, b], out[t1, b], out[t2, b], out[t3, b] = sums[4:]
+
+
+@njit(**FAST)
+def _unpack_row(codes, scales, bits, out):
+    """One row of a packed matrix as float32 `[n]`; see `packed` for the format."""
+    places = codes.ctypes.data, scales.ctypes.data, out.ctypes.data
+    if bits == 4:
+        unpack_4_bits(places[0], places[1], places[2], len(scales))
+    else:
+        unpack_8_bits(places[0], places[1], places[2], len(scales))
+
+
+@njit(parallel=True, **FAST)
+def unpack(codes, scales, bits, out):
+    """`out [m, n]` = the packed matrix as float32."""
+    for row in prange(len(codes)):
+        _unpack_row(codes[row], scales[row], bits, out[row])
+
+
+@njit(parallel=True, **FAST)
+def packed_product(x, codes, scales, bits, out, parts):
+    """`F.linear(x, weight)` for 2 to about 64 rows of `x [T, n]`: `out [T, m]`.
+
+    A few rows of the weight are unpacked into the first cache and multiplied with all of x.
+    `parts` is the number of threads.
+    """
+    num_tiles = -(-len(codes) // TILE)
+    for part in prange(parts):
+        weight = np.empty((TILE, x.shape[1]), np.float32)
+        for index in range(num_tiles * part // parts, num_tiles * (part + 1) // parts):
+            first = index * TILE
+            count = min(TILE, len(codes) - first)
+            for j in range(count):
+                _unpack_row(codes[first + j], scales[first + j], bits, weight[j])
+            _multiply(x, weight[:count], out, first)
+
+
+@njit(parallel=True, **FAST)
+def packed_vector_product(x, codes, scales, bits, out):
+    """`F.linear(x, weight)` for one vector `x [n]`: `out [m]`; no weight leaves a register."""
+    for row in prange(len(codes)):
+        places = x.ctypes.data, codes[row].ctypes.data, scales[row].ctypes.data
+        if bits == 4:
+            out[row] = dot_4_bits(places[0], places[1], places[2], scales.shape[1])
+        else:
+            out[row] = dot_8_bits(places[0], places[1], places[2], scales.shape[1])
+
+
+@njit(parallel=True, **FAST)
+def dense_product(x, weight, out, parts):
+    """`F.linear(x, weight)` for 2 to about 64 rows of `x [T, n]`, weight `[m, n]`: `out [T, m]`."""
+    num_tiles = -(-len(weight) // TILE)
+    for part in prange(parts):
+        for index in range(num_tiles * part // parts, num_tiles * (part + 1) // parts):
+            first = index * TILE
+            _multiply(x, weight[first : first + TILE], out, first)
+
+
+# -- packing -----------------------------------------------------------------------------------
+
+
+@njit(**FAST)
+def _steps_of_grid(group, max_steps, tolerance):
+    """Into how many equal steps the group's range must be cut so that every weight lies on a
+    cut; 0 if more than `max_steps` are needed. `tolerance` is relative to the largest weight."""
+    low, high = np.float64(group.min()), np.float64(group.max())
+    allowed = tolerance * max(abs(low), abs(high))
+    for steps in range(1, max_steps + 1):
+        step = (high - low) / steps
+        if step > 0 and allowed > step / 8:
+            return 0  # so fine a grid would fit anything
+        fits = True
+        for weight in group:
+            code = np.rint((weight - low) / step) if step > 0 else 0.0
+            if abs(weight - low - code * step) > allowed:
+                fits = False
+                break
+        if fits:
+            return steps
+    return 0
+
+
+@njit(parallel=True, **FAST)
+def pack(weight, bits, tolerance, codes, scales):
+    """Fill `codes, scales` with the packed `weight [m, n]`; False if it does not lie on a grid."""
+    misfits = 0
+    for row in prange(len(weight)):
+        for g in range(scales.shape[1]):
+            group = weight[row, g * GROUP : (g + 1) * GROUP]
+            steps = _steps_of_grid(group, 2**bits - 1, tolerance)
+            if steps == 0:
+                misfits += 1
+                break
+            low = group.min()
+            step = (np.float64(group.max()) - low) / steps
+            scales[row, g, 0], scales[row, g, 1] = step, low
+            for i in range(GROUP):
+                code = int(np.rint((group[i] - low) / step)) if step > 0 else 0
+                if bits == 8:
+                    codes[row, g * GROUP + i] = code
+                elif i < GROUP // 2:
+                    codes[row, g * GROUP // 2 + i] = code
+                else:
+                    codes[row, g * GROUP // 2 + i - GROUP // 2] |= code << 4
+    return misfits == 0
+
+
+# -- layers ------------------------------------------------------------------------------------
+
+
+@njit(**FAST)
+def _exp(x):
+    """e^x to a relative error of 2e-7, for x from -87 to 88 (beyond: as at these ends).
+
+    e^x = 2^whole * e^rest with |rest| <= ln(2) / 2, where Taylor's sum of eight terms is enough;
+    unlike the library's, it is computed for eight numbers at a time.
+    """
+    x = min(max(x, np.float32(-87)), np.float32(88))
+    whole = np.floor(x * LOG2_E + np.float32(0.5))
+    rest = x - whole * LN_2
+    total = np.float32(1)
+    for k in (7, 6, 5, 4, 3, 2, 1):
+        total = np.float32(1) + total * rest * np.float32(1 / k)
+    return total * float_of_bits(np.int32((np.int32(whole) + 127) << 23))
+
+
+@njit(parallel=True, **FAST)
+def silu_mul(gate_up, out):
+    """`F.silu(gate) * up` for `gate_up [T, 2I]`: `out [T, I]`."""
+    size = out.shape[1]
+    for t in prange(len(gate_up)):
+        gate, up, row = gate_up[t, :size], gate_up[t, size:], out[t]
+        for i in range(size):
+            row[i] = gate[i] * up[i] / (np.float32(1) + _exp(-gate[i]))
+
+
+@njit(**FAST)
+def rms_norm(x, weight, eps, out):
+    """`x * rsqrt(mean(x ** 2) + eps) * weight` for rows of `x [T, n]`."""
+    for t in range(len(x)):
+        row, target = x[t], out[t]
+        total = np.float32(0)
+        for i in range(len(row)):
+            total += row[i] * row[i]
+        scale = np.float32(1 / np.sqrt(total / len(row) + eps))
+        for i in range(len(row)):
+            target[i] = row[i] * scale * weight[i]
+
+
+@njit(**FAST)
+def apply_rope(x, cos, sin, out):
+    """Turn the heads `x [T, H, D]` by `cos, sin [T, D/2]`; only x's last axis is contiguous."""
+    half = cos.shape[1]
+    for t in range(x.shape[0]):
+        c, s = cos[t], sin[t]
+        for h in range(x.shape[1]):
+            first, second = x[t, h, :half], x[t, h, half:]
+            turned, other = out[t, h, :half], out[t, h, half:]
+            for i in range(half):
+                turned[i] = first[i] * c[i] - second[i] * s[i]
+                other[i] = second[i] * c[i] + first[i] * s[i]
+
+
+@njit(**FAST)
+def store_kv(k, v, k_cache, v_cache, slots):
+    """`cache.flatten(0, 1)[slots] = k, v`; `k, v [T, K, D]`, contiguous in the last axis only."""
+    block_size = k_cache.shape[1]
+    for t in range(len(slots)):
+        block, offset = slots[t] // block_size, slots[t] % block_size
+        k_cache[block, offset] = k[t]
+        v_cache[block, offset] = v[t]
+
+
+# -- attention ---------------------------------------------------------------------------------
+
+
+@njit(**FAST)
+def _head_at(cache, blocks, position, head):
+    """The vector `[D]` of a head at a position of the request that owns `blocks`."""
+    block_size = cache.shape[1]
+    return cache[blocks[position // block_size], position % block_size, head]
+
+
+@njit(**FAST)
+def _softmax(scores):
+    """Turn scores into weights that add up to 1, in place."""
+    highest, total = scores.max(), np.float32(0)
+    for i in range(len(scores)):
+        scores[i] = _exp(scores[i] - highest)
+        total += scores[i]
+    for i in range(len(scores)):
+        scores[i] /= total
+
+
+@njit(parallel=True, **FAST)
+def decode_attention(q, k_cache, v_cache, block_table, seq_lens, scale, out):
+    """`softmax(q @ k.T * scale) @ v` of one query per request, straight from the blocks.
+
+    `q, out [N, H, D]`, caches `[num_blocks, B, K, D]`. One request's group of query heads is
+    one piece of work: it reads each key and each value once for all of its heads.
+    """
+    num_groups = k_cache.shape[2]
+    size = q.shape[1] // num_groups
+    for piece in prange(len(q) * num_groups):
+        n, head = piece // num_groups, piece % num_groups
+        blocks, last = block_table[n], seq_lens[n] - 1
+        queries = q[n, head * size : (head + 1) * size]
+        result = out[n, head * size : (head + 1) * size]
+        scores = np.empty((size, last + 4), np.float32)  # the padding is never read
+        for s in range(0, last + 1, 4):
+            k0 = _head_at(k_cache, blocks, s, head)
+            k1 = _head_at(k_cache, blocks, min(s + 1, last), head)
+            k2 = _head_at(k_cache, blocks, min(s + 2, last), head)
+            k3 = _head_at(k_cache, blocks, min(s + 3, last), head)
+            for g in range(0, size, 2):
+                other = min(g + 1, size - 1)
+                sums = _dot_tile(k0, k1, k2, k3, queries[g], queries[other])
+                for i in range(4):
+                    scores[g, s + i] = sums[i] * scale
+                    scores[other, s + i] = sums[4 + i] * scale
+        for g in range(size):
+            _softmax(scores[g, : last + 1])
+            scores[g, last + 1 :] = 0
+        result[:] = 0
+        for s in range(0, last + 1, 4):
+            v0 = _head_at(v_cache, blocks, s, head)
+            v1 = _head_at(v_cache, blocks, min(s + 1, last), head)
+            v2 = _head_at(v_cache, blocks, min(s + 2, last), head)
+            v3 = _head_at(v_cache, blocks, min(s + 3, last), head)
+            for g in range(size):
+                _add_weighted(result[g], v0, v1, v2, v3, scores[g, s : s + 4])
+
+
+@njit(**FAST)
+def _add_weighted(total, v0, v1, v2, v3, weights):
+    """total += weights @ [v0, v1, v2, v3]."""
+    w0, w1, w2, w3 = weights[0], weights[1], weights[2], weights[3]
+    for i in range(len(total)):
+        total[i] += w0 * v0[i] + w1 * v1[i] + w2 * v2[i] + w3 * v3[i]

@@ -1,0 +1,160 @@
+"""The operations of `ops` for a CPU: the same names and signatures, with numba's kernels where
+they are faster and torch where they are not.
+
+The kernels are for float32. Other types and a missing numba go to `ops`, one by one. Leaves
+out the products, which are fast only with weights laid out for them: `packed` changes a loaded
+model to such. Given (no notebook builds it).
+
+Tensor letters: T tokens, N requests, H query heads, K key/value heads, G = H // K, D head
+dimension, B block size, S key positions.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from minivllm import ops
+from minivllm.ops import embed, linear, rope_table, slot_mapping
+
+try:
+    import numba
+
+    from minivllm import cpu_kernels
+except ImportError:  # numba is an extra: everything works without it, only slower
+    cpu_kernels = None  # type: ignore[assignment]
+
+__all__ = [
+    "apply_rope",
+    "attention",
+    "embed",
+    "has_kernels",
+    "linear",
+    "num_threads",
+    "rms_norm",
+    "rope_table",
+    "silu_mul",
+    "slot_mapping",
+    "store_kv",
+]
+
+# Queries of a prompt that attend at a time: their scores, G * 128 rows per key head, stay in
+# the cache, and only the last 128 keys of each portion need a mask.
+QUERY_CHUNK = 128
+
+
+def has_kernels(x: Tensor) -> bool:
+    """Whether numba's kernels can take tensors like `x`."""
+    return cpu_kernels is not None and x.dtype == torch.float32 and x.device.type == "cpu"
+
+
+def num_threads() -> int:
+    """Threads of a kernel: as many as torch uses, which numba is told here."""
+    count = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
+    if numba.get_num_threads() != count:
+        numba.set_num_threads(count)
+    return count
+
+
+# -- layers --
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See `ops.rms_norm`; a composite of seven torch operations on a CPU, one kernel here."""
+    if not has_kernels(x):
+        return ops.rms_norm(x, weight, eps)
+    rows = x.reshape(-1, x.shape[-1])
+    out = torch.empty_like(rows)
+    cpu_kernels.rms_norm(rows.numpy(), weight.numpy(), eps, out.numpy())
+    return out.view(x.shape)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """See `ops.silu_mul`."""
+    if not has_kernels(gate_up):
+        return ops.silu_mul(gate_up)
+    out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
+    cpu_kernels.silu_mul(gate_up.numpy(), out.numpy())
+    return out
+
+
+def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """See `ops.apply_rope`."""
+    if not has_kernels(x):
+        return ops.apply_rope(x, cos, sin)
+    out = torch.empty(x.shape)
+    cpu_kernels.apply_rope(x.numpy(), cos.numpy(), sin.numpy(), out.numpy())
+    return out
+
+
+# -- paged key/value cache --
+
+
+def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+    """See `ops.store_kv`."""
+    if not has_kernels(k):
+        ops.store_kv(k, v, k_cache, v_cache, slot_mapping)
+        return
+    tensors = k, v, k_cache, v_cache, slot_mapping
+    cpu_kernels.store_kv(*(tensor.numpy() for tensor in tensors))
+
+
+def attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    query_starts: Tensor,
+    seq_lens: Tensor,
+    num_decodes: int,
+    scale: float,
+) -> Tensor:
+    """See `ops.attention`."""
+    out = torch.empty_like(q)
+    if num_decodes > 0:
+        rows = slice(num_decodes)
+        out[rows] = decode_attention(
+            q[rows], k_cache, v_cache, block_table[rows], seq_lens[rows], scale
+        )
+    starts, lens = query_starts.tolist(), seq_lens.tolist()
+    for n in range(num_decodes, len(lens)):
+        rows = slice(starts[n], starts[n + 1])
+        k = ops.gather_blocks(k_cache, block_table[n : n + 1], lens[n])[0]
+        v = ops.gather_blocks(v_cache, block_table[n : n + 1], lens[n])[0]
+        out[rows] = prefill_attention(q[rows], k, v, scale)
+    return out
+
+
+def decode_attention(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, scale: float
+) -> Tensor:
+    """See `ops.decode_attention`; without gathering the keys and values into one place first."""
+    if not has_kernels(q):
+        return ops.decode_attention(q, k_cache, v_cache, block_table, seq_lens, scale)
+    out = torch.empty_like(q)
+    tensors = q, k_cache, v_cache, block_table, seq_lens
+    cpu_kernels.decode_attention(*(t.numpy() for t in tensors), scale, out.numpy())
+    return out
+
+
+def prefill_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """See `ops.prefill_attention`: in portions of queries, each with the keys up to its end.
+
+    The G heads of a group are G times as many queries of one head, so that all products are
+    large ones `[K, G * L, D] @ [K, D, S]`.
+    """
+    num_kv_heads, past = k.shape[1], len(k) - len(q)
+    keys, values = k.permute(1, 2, 0), v.transpose(0, 1)  # [K, D, S], [K, S, D]
+    grouped = q.unflatten(1, (num_kv_heads, -1)).permute(1, 2, 0, 3)  # [K, G, L, D]
+    out = torch.empty_like(q)
+    for start in range(0, len(q), QUERY_CHUNK):
+        chunk = grouped[:, :, start : start + QUERY_CHUNK]
+        count, end = chunk.shape[2], past + start + chunk.shape[2]
+        scores = torch.bmm(chunk.flatten(1, 2), keys[:, :, :end]).mul_(scale)
+        scores = scores.unflatten(1, (-1, count))  # [K, G, L, S]
+        # Query i of the portion may not see the portion's keys after i.
+        scores[..., end - count :] += torch.full((count, count), float("-inf")).triu_(1)
+        weights = scores.float().softmax(-1).to(q.dtype).flatten(1, 2)
+        result = torch.bmm(weights, values[:, :end]).unflatten(1, (-1, count))
+        out[start : start + count] = result.permute(2, 0, 1, 3).flatten(1, 2)
+    return out

@@ -1,0 +1,135 @@
+"""What happens to logits beside choosing a token: biases, penalties and log-probabilities.
+
+Leaves out choosing the token (`sampler`, which calls `process_logits` first). Notebook 10.
+Letters: N rows that sample, V vocabulary, M rows that ask, L positions, E biases, K alternatives.
+
+Nothing here reads the host's token lists: the token sampled by the step before may still be on
+its way there. No operation mixes rows, so a row's logits depend on that row alone.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from minivllm.rows import Biases, Penalties, SamplingRows, TokenLogprobs
+
+
+def process_logits(logits: Tensor, settings: SamplingRows, positions: Tensor) -> Tensor:
+    """The logits to choose from: with the step's biases, then its penalties (vLLM's order).
+
+    logits [N, V] float32, positions [N] int64 of the tokens to be chosen -> [N, V] float32:
+    `logits` itself where no row asks for anything, else a copy in which only those rows that
+    ask differ. `logits` are left as they are.
+    """
+    if settings.biases is not None:
+        logits = add_biases(logits, settings.biases)
+    if settings.penalties is not None:
+        logits = apply_penalties(logits, settings.penalties, positions)
+    return logits
+
+
+# -- logit_bias and min_tokens -----------------------------------------------------------
+
+
+def add_biases(logits: Tensor, biases: Biases) -> Tensor:
+    """Add each bias to its logit.
+
+    logits [N, V] float32 -> [N, V] float32, a copy.
+    [[1, 1], [1, 1]] with rows 0, 1, tokens 1, 0, values 2, -inf -> [[1, 3], [-inf, 1]].
+    `min_tokens` is a bias too: minus infinity for the tokens that would end a short answer.
+    Source: `logit_bias` in OpenAI's API reference.
+    """
+    where = (biases.rows, biases.token_ids)
+    return logits.index_put(where, biases.values, accumulate=True)
+
+
+# -- penalties ---------------------------------------------------------------------------
+
+
+def apply_penalties(logits: Tensor, penalties: Penalties, positions: Tensor) -> Tensor:
+    """Repetition, frequency and presence penalty, in this order, for the rows that ask.
+
+    logits [N, V] float32, positions [N] int64 -> [N, V] float32, a copy.
+    """
+    rows, ends = penalties.rows, positions[penalties.rows]
+    vocab_size, starts = logits.shape[1], penalties.num_prompt_tokens
+    in_text = count_tokens(penalties.token_ids, torch.zeros_like(starts), ends, vocab_size)
+    in_answer = count_tokens(penalties.token_ids, starts, ends, vocab_size)
+    some = penalize_repetition(logits[rows], in_text, penalties.repetition)
+    some = penalize_frequency(some, in_answer, penalties.frequency)
+    some = penalize_presence(some, in_answer, penalties.presence)
+    return logits.index_copy(0, rows, some)
+
+
+def count_tokens(token_ids: Tensor, starts: Tensor, ends: Tensor, vocab_size: int) -> Tensor:
+    """How often each token of the vocabulary stands at positions `starts` to `ends`, half-open.
+
+    token_ids [M, L] int32; starts, ends [M] int64, at most L -> [M, V] float32.
+    [[5, 1, 5, 5, 9]] from 1 to 4 -> 1 for token 1, 2 for token 5, 0 for all others.
+    """
+    places = torch.arange(token_ids.shape[1], device=token_ids.device)
+    counted = (places >= starts[:, None]) & (places < ends[:, None])
+    counts = torch.zeros(len(token_ids), vocab_size, device=token_ids.device)
+    # What is not counted adds 0, so it does not matter which token it is.
+    return counts.scatter_add_(1, token_ids.long(), counted.float())
+
+
+def penalize_repetition(logits: Tensor, counts: Tensor, penalty: Tensor) -> Tensor:
+    """Make tokens that occur less probable: divide what is above 0, multiply what is below.
+
+    logits [M, V] float32, counts [M, V] over prompt and answer, penalty [M] -> [M, V].
+    [[2, 2, -2]], counts [[0, 1, 3]], penalty 2 -> [[2, 1, -4]].
+    Source: Keskar et al. 2019, "CTRL", section 4.1; the case below 0 is transformers'.
+    """
+    penalized = torch.where(logits > 0, logits / penalty[:, None], logits * penalty[:, None])
+    return torch.where(counts > 0, penalized, logits)
+
+
+def penalize_frequency(logits: Tensor, counts: Tensor, penalty: Tensor) -> Tensor:
+    """Take `penalty` from a token's logit for every time the answer has it.
+
+    logits [M, V] float32, counts [M, V] over the answer, penalty [M] -> [M, V].
+    [[2, 2, -2]], counts [[0, 1, 3]], penalty 0.5 -> [[2, 1.5, -3.5]].
+    Source: `frequency_penalty` in OpenAI's API reference.
+    """
+    return logits - penalty[:, None] * counts
+
+
+def penalize_presence(logits: Tensor, counts: Tensor, penalty: Tensor) -> Tensor:
+    """Take `penalty` from a token's logit once if the answer has it, however often.
+
+    logits [M, V] float32, counts [M, V] over the answer, penalty [M] -> [M, V].
+    [[2, 2, -2]], counts [[0, 1, 3]], penalty 0.5 -> [[2, 1.5, -2.5]].
+    Source: `presence_penalty` in OpenAI's API reference.
+    """
+    return logits - penalty[:, None] * (counts > 0)
+
+
+# -- log-probabilities -------------------------------------------------------------------
+
+
+def rank_tokens(logits: Tensor, token_ids: Tensor, k: int) -> TokenLogprobs:
+    """Log-probability and rank of each row's chosen token, and of the `k` most probable ones.
+
+    logits [M, V] float32 as the model gave them, token_ids [M] int64 -> [M, 1 + k] each, the
+    chosen one first, then the most probable one. A vocabulary smaller than k gives all of it.
+    Probabilities .5, .3, .2, chosen 2, k = 1 -> tokens 2, 0; ln .2, ln .5; ranks 3, 1.
+    """
+    logprobs = logits.log_softmax(-1)
+    chosen = logprobs.gather(1, token_ids[:, None])
+    values, ids = logprobs.topk(min(k, logits.shape[1]))
+    # Equals share a rank, so it does not matter which of them the k most probable include.
+    return TokenLogprobs(
+        token_ids=torch.cat([token_ids[:, None], ids], dim=1),
+        logprobs=torch.cat([chosen, values], dim=1),
+        ranks=torch.cat([count_above(logprobs, chosen), count_above(values, values)], dim=1) + 1,
+    )
+
+
+def count_above(values: Tensor, limits: Tensor) -> Tensor:
+    """How many `values` of the row are above each of its `limits`.
+
+    values [M, V], limits [M, K] -> [M, K] int64. [[1, 3, 3, 2]], limits [[3, 2]] -> [[0, 2]].
+    """
+    return (values[:, None, :] > limits[:, :, None]).sum(-1)
