@@ -1,7 +1,7 @@
 """Results of measurements: percentiles, what a reader must know to compare them, files, tables.
 
 A result is a dict that stands alone: figures, machine, versions, command and date. A file is a
-list of them. Leaves out measuring (`bench`). Given (no notebook builds it).
+list of them. Leaves out measuring (`bench`). Given, but for `percentile`: notebook 00.
 """
 
 from __future__ import annotations
@@ -44,26 +44,24 @@ def percentiles(values: Sequence[float]) -> dict[str, float] | None:
     """The 50th, 90th and 99th percentile and the largest; None of nothing."""
     if not values:
         return None
-    ordered = sorted(values)
-    named = {f"p{percent}": _percentile(ordered, percent) for percent in (50, 90, 99)}
-    return {**named, "max": ordered[-1]}
+    named = {f"p{percent}": percentile(values, percent) for percent in (50, 90, 99)}
+    return {**named, "max": max(values)}
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The value that `percent` per cent of the others do not exceed, between two neighbours in
-    proportion: of 10, 20, 30, 40 the 50th is 25 and the 90th 37.
+    """The value that stands `percent` per cent of the way along the sorted values.
 
-    Raises ValueError without values.
+    Sorted, n values stand at the places 0 to n - 1. Between two places the value changes
+    evenly: of 40, 10, 30, 20 the 50th percentile stands at place 1.5 and is 25, the 90th at
+    place 2.7 and is 37, the 100th at place 3 and is 40. `percent` is from 0 to 100; `values`
+    come in any order and are not changed. Raises ValueError if there are none.
     """
     if not values:
         raise ValueError("there is no percentile of 0 values")
-    return _percentile(sorted(values), percent)
-
-
-def _percentile(ordered: Sequence[float], percent: float) -> float:
+    ordered = sorted(values)
     place = (len(ordered) - 1) * percent / 100
     low = int(place)
-    high = min(low + 1, len(ordered) - 1)
+    high = min(low + 1, len(ordered) - 1)  # the last value has no neighbour above it
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 

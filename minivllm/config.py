@@ -24,7 +24,8 @@ class EngineConfig:
     An unknown keyword is a TypeError, an impossible value a ValueError with the remedy.
     """
 
-    # A built-in name ("smollm2-135m") or a checkpoint directory.
+    # A built-in name ("smollm2-135m"), a checkpoint directory, or a name on the Hub
+    # ("Qwen/Qwen3-0.6B", or "Qwen/Qwen3-0.6B@revision").
     model: str = "smollm2-135m"
     # The directory that `model` stands for. None: looked up by name.
     model_path: str | None = None

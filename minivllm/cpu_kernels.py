@@ -17,6 +17,7 @@ from numba import njit, prange
 
 from minivllm.cpu_vectors import (
     GROUP,
+    add_rows,
     dot_4_bits,
     dot_8_bits,
     float_of_bits,
@@ -128,20 +129,20 @@ def dense_product(x, weight, out, parts):
 
 
 @njit(**FAST)
-def _steps_of_grid(group, max_steps, tolerance):
-    """Into how many equal steps the group's range must be cut so that every weight lies on a
-    cut; 0 if more than `max_steps` are needed. `tolerance` is relative to the largest weight."""
+def _steps_of_grid(group, max_steps, tolerance, scratch):
+    """Into how many equal steps the group's range can be cut so that every weight lies on a
+    cut, at most `max_steps`; 0 if into none. `tolerance` is relative to the largest weight."""
     low, high = np.float64(group.min()), np.float64(group.max())
-    allowed = tolerance * max(abs(low), abs(high))
-    for steps in range(1, max_steps + 1):
-        step = (high - low) / steps
-        if step > 0 and allowed > step / 8:
-            return 0  # so fine a grid would fit anything
-        fits = True
-        for weight in group:
-            code = np.rint((weight - low) / step) if step > 0 else 0.0
-            if abs(weight - low - code * step) > allowed:
-                fits = False
+    if low == high:
+        return 1
+    for i in range(GROUP):
+        scratch[i] = (group[i] - low) / (high - low)
+    allowed = tolerance * max(abs(low), abs(high)) / (high - low)
+    for steps in range(max_steps, 0, -1):  # most groups use the whole range of codes
+        fits = allowed * steps < 0.125  # else the grid is so fine that anything fits
+        for share in scratch:
+            fits = fits and abs(share * steps - np.rint(share * steps)) <= allowed * steps
+            if not fits:
                 break
         if fits:
             return steps
@@ -153,9 +154,10 @@ def pack(weight, bits, tolerance, codes, scales):
     """Fill `codes, scales` with the packed `weight [m, n]`; False if it does not lie on a grid."""
     misfits = 0
     for row in prange(len(weight)):
+        scratch = np.empty(GROUP, np.float64)
         for g in range(scales.shape[1]):
             group = weight[row, g * GROUP : (g + 1) * GROUP]
-            steps = _steps_of_grid(group, 2**bits - 1, tolerance)
+            steps = _steps_of_grid(group, 2**bits - 1, tolerance, scratch)
             if steps == 0:
                 misfits += 1
                 break
@@ -243,13 +245,6 @@ def store_kv(k, v, k_cache, v_cache, slots):
 
 
 @njit(**FAST)
-def _head_at(cache, blocks, position, head):
-    """The vector `[D]` of a head at a position of the request that owns `blocks`."""
-    block_size = cache.shape[1]
-    return cache[blocks[position // block_size], position % block_size, head]
-
-
-@njit(**FAST)
 def _softmax(scores):
     """Turn scores into weights that add up to 1, in place."""
     highest, total = scores.max(), np.float32(0)
@@ -260,48 +255,47 @@ def _softmax(scores):
         scores[i] /= total
 
 
+@njit(**FAST)
+def _score_block(queries, keys, head, scale, scores):
+    """scores[g, s] = queries[g] @ keys[s, head] * scale, four keys and two queries at a time."""
+    last_key, last_query = scores.shape[1] - 1, len(queries) - 1
+    for s in range(0, last_key + 1, 4):
+        s1, s2, s3 = min(s + 1, last_key), min(s + 2, last_key), min(s + 3, last_key)
+        for g in range(0, last_query + 1, 2):
+            g1 = min(g + 1, last_query)
+            sums = _dot_tile(
+                keys[s, head], keys[s1, head], keys[s2, head], keys[s3, head],
+                queries[g], queries[g1],
+            )  # fmt: skip
+            for k, i in enumerate((s, s1, s2, s3)):
+                scores[g, i], scores[g1, i] = sums[k] * scale, sums[4 + k] * scale
+
+
 @njit(parallel=True, **FAST)
 def decode_attention(q, k_cache, v_cache, block_table, seq_lens, scale, out):
     """`softmax(q @ k.T * scale) @ v` of one query per request, straight from the blocks.
 
-    `q, out [N, H, D]`, caches `[num_blocks, B, K, D]`. One request's group of query heads is
-    one piece of work: it reads each key and each value once for all of its heads.
+    `q, out [N, H, D]`, caches `[num_blocks, B, K, D]`, D a multiple of 16. One request's group
+    of G query heads is one piece of work: it reads each key and value once for all of them.
     """
-    num_groups = k_cache.shape[2]
-    size = q.shape[1] // num_groups
-    for piece in prange(len(q) * num_groups):
-        n, head = piece // num_groups, piece % num_groups
-        blocks, last = block_table[n], seq_lens[n] - 1
-        queries = q[n, head * size : (head + 1) * size]
-        result = out[n, head * size : (head + 1) * size]
-        scores = np.empty((size, last + 4), np.float32)  # the padding is never read
-        for s in range(0, last + 1, 4):
-            k0 = _head_at(k_cache, blocks, s, head)
-            k1 = _head_at(k_cache, blocks, min(s + 1, last), head)
-            k2 = _head_at(k_cache, blocks, min(s + 2, last), head)
-            k3 = _head_at(k_cache, blocks, min(s + 3, last), head)
-            for g in range(0, size, 2):
-                other = min(g + 1, size - 1)
-                sums = _dot_tile(k0, k1, k2, k3, queries[g], queries[other])
-                for i in range(4):
-                    scores[g, s + i] = sums[i] * scale
-                    scores[other, s + i] = sums[4 + i] * scale
-        for g in range(size):
-            _softmax(scores[g, : last + 1])
-            scores[g, last + 1 :] = 0
+    block_size, num_kv_heads = k_cache.shape[1:3]
+    size = q.shape[1] // num_kv_heads
+    for piece in prange(len(q) * num_kv_heads):
+        n, head = piece // num_kv_heads, piece % num_kv_heads
+        heads = slice(head * size, (head + 1) * size)
+        length, result = seq_lens[n], out[n, heads]
+        scores = np.empty((size, length), np.float32)
+        for j in range((length + block_size - 1) // block_size):
+            keys = k_cache[block_table[n, j]]
+            block = scores[:, j * block_size : (j + 1) * block_size]
+            _score_block(q[n, heads], keys, head, scale, block)
         result[:] = 0
-        for s in range(0, last + 1, 4):
-            v0 = _head_at(v_cache, blocks, s, head)
-            v1 = _head_at(v_cache, blocks, min(s + 1, last), head)
-            v2 = _head_at(v_cache, blocks, min(s + 2, last), head)
-            v3 = _head_at(v_cache, blocks, min(s + 3, last), head)
-            for g in range(size):
-                _add_weighted(result[g], v0, v1, v2, v3, scores[g, s : s + 4])
-
-
-@njit(**FAST)
-def _add_weighted(total, v0, v1, v2, v3, weights):
-    """total += weights @ [v0, v1, v2, v3]."""
-    w0, w1, w2, w3 = weights[0], weights[1], weights[2], weights[3]
-    for i in range(len(total)):
-        total[i] += w0 * v0[i] + w1 * v1[i] + w2 * v2[i] + w3 * v3[i]
+        for g in range(size):
+            _softmax(scores[g])
+            for j in range((length + block_size - 1) // block_size):
+                values = v_cache[block_table[n, j], :, head]
+                weights = scores[g, j * block_size : (j + 1) * block_size]
+                add_rows(
+                    result[g].ctypes.data, values.ctypes.data, values.strides[0],
+                    weights.ctypes.data, len(weights), q.shape[2] // 16,
+                )  # fmt: skip

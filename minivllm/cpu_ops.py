@@ -38,9 +38,7 @@ __all__ = [
     "store_kv",
 ]
 
-# Queries of a prompt that attend at a time: their scores, G * 128 rows per key head, stay in
-# the cache, and only the last 128 keys of each portion need a mask.
-QUERY_CHUNK = 128
+QUERY_CHUNK = 128  # queries of a prompt that attend at a time
 
 
 def has_kernels(x: Tensor) -> bool:
@@ -129,7 +127,7 @@ def decode_attention(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, scale: float
 ) -> Tensor:
     """See `ops.decode_attention`; without gathering the keys and values into one place first."""
-    if not has_kernels(q):
+    if not has_kernels(q) or q.shape[2] % 16 != 0:
         return ops.decode_attention(q, k_cache, v_cache, block_table, seq_lens, scale)
     out = torch.empty_like(q)
     tensors = q, k_cache, v_cache, block_table, seq_lens
@@ -138,23 +136,11 @@ def decode_attention(
 
 
 def prefill_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """See `ops.prefill_attention`: in portions of queries, each with the keys up to its end.
-
-    The G heads of a group are G times as many queries of one head, so that all products are
-    large ones `[K, G * L, D] @ [K, D, S]`.
-    """
-    num_kv_heads, past = k.shape[1], len(k) - len(q)
-    keys, values = k.permute(1, 2, 0), v.transpose(0, 1)  # [K, D, S], [K, S, D]
-    grouped = q.unflatten(1, (num_kv_heads, -1)).permute(1, 2, 0, 3)  # [K, G, L, D]
-    out = torch.empty_like(q)
+    """See `ops.prefill_attention`; in portions of queries, each with the keys up to its end, so
+    that about half of the products with keys nobody may see are never done."""
+    out, past = torch.empty_like(q), len(k) - len(q)
     for start in range(0, len(q), QUERY_CHUNK):
-        chunk = grouped[:, :, start : start + QUERY_CHUNK]
-        count, end = chunk.shape[2], past + start + chunk.shape[2]
-        scores = torch.bmm(chunk.flatten(1, 2), keys[:, :, :end]).mul_(scale)
-        scores = scores.unflatten(1, (-1, count))  # [K, G, L, S]
-        # Query i of the portion may not see the portion's keys after i.
-        scores[..., end - count :] += torch.full((count, count), float("-inf")).triu_(1)
-        weights = scores.float().softmax(-1).to(q.dtype).flatten(1, 2)
-        result = torch.bmm(weights, values[:, :end]).unflatten(1, (-1, count))
-        out[start : start + count] = result.permute(2, 0, 1, 3).flatten(1, 2)
+        end = min(start + QUERY_CHUNK, len(q))
+        keys, values = k[: past + end], v[: past + end]
+        out[start:end] = ops.prefill_attention(q[start:end], keys, values, scale)
     return out

@@ -102,6 +102,34 @@ dot_4_bits, dot_8_bits = _make_dot(4), _make_dot(8)
 
 
 @intrinsic
+def add_rows(context, target, rows, stride, weights, count, num_vectors):  # type: ignore[no-untyped-def]
+    """target += the sum of weights[s] * row s for s below `count`.
+
+    All but the last two are addresses or, `stride`, the bytes from one row to the next; a row
+    is `num_vectors` times 16 floats. LLVM's own loop would store and load the target once for
+    every row, after a check that it overlaps none.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        target, rows, stride, weights, count, num_vectors = arguments
+        with cgutils.for_range(builder, num_vectors) as part:
+            offset = builder.mul(part.index, I64(4 * LANES))
+            place = _at(builder, target, offset, FLOATS)
+            total = cgutils.alloca_once(builder, FLOATS)
+            builder.store(builder.load(place, align=4), total)
+            with cgutils.for_range(builder, count) as loop:
+                skip = builder.add(offset, builder.mul(loop.index, stride))
+                row = builder.load(_at(builder, rows, skip, FLOATS), align=4)
+                weight = builder.load(_at(builder, weights, builder.mul(loop.index, I64(4)), F32))
+                row = builder.fmul(row, _spread(builder, weight), flags=ANY_ORDER)
+                builder.store(builder.fadd(builder.load(total), row, flags=ANY_ORDER), total)
+            builder.store(builder.load(total), place, align=4)
+        return context.get_dummy_value()
+
+    return types.void(*[types.intp] * 6), generate
+
+
+@intrinsic
 def float_of_bits(context, bits):  # type: ignore[no-untyped-def]
     """The float32 with the bits of an int32."""
 

@@ -17,6 +17,7 @@ from minivllm import ops, sampler
 from minivllm.block_manager import BlockManager, NoPrefixes, Prefixes, blocks_for
 from minivllm.config import EngineConfig, replace, set_value
 from minivllm.devices import choose_device, choose_dtype, kv_budget
+from minivllm.generation_config import generation_defaults
 from minivllm.hub import resolve_model
 from minivllm.model import CausalLM
 from minivllm.model_runner import (
@@ -234,6 +235,7 @@ def build_engine(config: EngineConfig, *, trace: bool = False, progress: bool = 
             memory, set_value(config.max_num_seqs), set_value(config.max_num_batched_tokens)
         ),
         runner=ModelRunner(model, ops, sampler.sample, model_config, config),
+        generation_defaults=generation_defaults(path),
         trace=Trace(memory.pool.num_blocks, memory.block_size) if trace else None,
     )
 

@@ -8,7 +8,8 @@ kept and the same weights are computed from them in registers: a fifth of the by
 rounded away: a matrix that lies on no grid stays as it is. Leaves out lossy quantization.
 Given (no notebook builds it).
 
-Source of the group format: llama.cpp's Q4_1.
+Sources: the groups are those of llama.cpp's Q4_1; that the model is finished first and changed
+then is gpt-fast's way.
 """
 
 from __future__ import annotations
@@ -26,33 +27,49 @@ from minivllm.model import CausalLM, Linear
 
 GROUP = 32  # weights of a row that share a scale and a minimum
 # How far a weight may be off the grid, relative to the largest of its group: a few roundings
-# of float32, as computing code * scale + minimum in another order leaves.
-TOLERANCE = 1e-6
-FEW_ROWS = 64  # with more rows than this, torch's product is as fast as ours
+# of its type, as computing code * scale + minimum in another order leaves.
+TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2**-7}
+FEW_ROWS = 64  # float32: with more rows than this, torch's product is as fast as ours
+INT4_ROWS = 8  # bfloat16: with more rows than this, the matrix units are faster than 4-bit codes
 
 
 def pack(model: CausalLM) -> CausalLM:
     """Replace the model's products by packed ones, in place; returns the model.
 
     A tied model gets an `lm_head` of its own: the packed embedding, whose table stays as it is.
-    Without numba, or in another type than float32, the whole model stays as it is.
+    Where there is nothing to gain (another device or type, no numba, no bfloat16 units) the
+    model stays as it is.
     """
     head = model.model.embed_tokens if model.lm_head is None else model.lm_head
-    if not cpu_ops.has_kernels(head.weight):
+    kind = packed_kind(head.weight)
+    if kind is None:
         return model
     for module in list(model.model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, Linear):
-                setattr(module, name, PackedLinear(child.weight, child.bias))
-    model.lm_head = PackedLinear(head.weight, None)
+                setattr(module, name, kind(child.weight, child.bias))
+    model.lm_head = kind(head.weight, None)
     return model
+
+
+def packed_kind(weight: Tensor) -> type[PackedLinear] | type[Bfloat16Linear] | None:
+    """The class of product for weights like this one on this machine; None: torch's own."""
+    if cpu_ops.has_kernels(weight):
+        return PackedLinear
+    is_bfloat16 = weight.device.type == "cpu" and weight.dtype == torch.bfloat16
+    # Not every PyTorch that we support has this probe; without it, no is the safe answer.
+    has_units = getattr(torch.cpu, "_is_avx512_bf16_supported", bool)()
+    return Bfloat16Linear if is_bfloat16 and has_units else None
+
+
+# -- weights on a grid -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class Grid:
     """A matrix `[m, n]` as whole codes: weight = code * scale + minimum of its group.
 
-    Example: a group of 0.5, -1.0, 0.5, 2.0 (and so on) is codes 1, 0, 1, 2, scale 1.5,
+    Example: a group of -1.0, -0.75, -0.5, ..., 2.75 is codes 0, 1, 2, ..., 15, scale 0.25,
     minimum -1.0.
     """
 
@@ -61,23 +78,13 @@ class Grid:
     scales: np.ndarray  # float32 [m, n / 32, 2]: scale and minimum
 
     @classmethod
-    def of(cls, weight: Tensor) -> Grid | None:
-        """The grid that the float32 `weight [m, n]` lies on, or None."""
-        num_rows, size = weight.shape
-        if size % GROUP:
-            return None
-        rows = weight.numpy()
-        for bits in (4, 8):
-            codes = np.zeros((num_rows, size * bits // 8), np.uint8)
-            scales = np.zeros((num_rows, size // GROUP, 2), np.float32)
-            # Most matrices that lie on no grid are found out in their first rows.
-            first = slice(min(num_rows, 4))
-            if all(
-                cpu_kernels.pack(rows[part], bits, TOLERANCE, codes[part], scales[part])
-                for part in (first, slice(first.stop, None))
-            ):
-                return cls(bits, codes, scales)
-        return None
+    def of(cls, weight: Tensor, bits: tuple[int, ...] = (4, 8)) -> Grid | None:
+        """The grid that `weight [m, n]` lies on, of the first of the code sizes that will do;
+        None if it lies on no grid."""
+        num_threads()
+        rows = weight.float().numpy()
+        found = (_to_grid(rows, b, TOLERANCE[weight.dtype]) for b in bits)
+        return next((grid for grid in found if grid is not None), None)
 
     def dense(self) -> Tensor:
         """All weights as a float32 tensor `[m, n]`."""
@@ -87,11 +94,28 @@ class Grid:
         return out
 
 
-class PackedLinear(nn.Module):
-    """`x [T, in] -> [T, out]` like `model.Linear`, with the weights on a grid if they lie on one.
+def _to_grid(rows: np.ndarray, bits: int, tolerance: float) -> Grid | None:
+    num_rows, size = rows.shape
+    if size % GROUP:
+        return None
+    codes = np.zeros((num_rows, size * bits // 8), np.uint8)
+    scales = np.zeros((num_rows, size // GROUP, 2), np.float32)
+    # A matrix that lies on no grid is found out in its first rows.
+    for part in (slice(0, 4), slice(4, None)):
+        if not cpu_kernels.pack(rows[part], bits, tolerance, codes[part], scales[part]):
+            return None
+    return Grid(bits, codes, scales)
 
-    The result of a row may differ in its last bits with the number of rows: with one row, with
-    a few and with many, sums are taken in different orders.
+
+# -- products ----------------------------------------------------------------------------------
+
+
+class PackedLinear(nn.Module):
+    """`x [T, in] -> [T, out]` like `model.Linear`, in float32 with numba's kernels; the weights
+    are codes if they lie on a grid.
+
+    The last bits of a row's result depend on the number of rows: for one row, a few and many,
+    sums are taken in different orders.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -103,24 +127,62 @@ class PackedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """`x @ weight.T + bias`."""
         if len(x) > FEW_ROWS or (self.grid is None and len(x) == 1):
-            return F.linear(x, self.dense_weight(), self.bias)
-        out = self._few_rows(x.contiguous().numpy())
+            # Unpacking costs less than a hundredth of such a product.
+            weight = self.weight if self.grid is None else self.grid.dense()
+            return F.linear(x, weight, self.bias)
+        out = torch.empty(len(x), self.out_size)
+        self._few_rows(x.contiguous().numpy(), out.numpy())
         return out if self.bias is None else out.add_(self.bias)
 
-    def dense_weight(self) -> Tensor:
-        """The weight as a float32 tensor `[out, in]`."""
-        return self.weight if self.grid is None else self.grid.dense()
-
-    def _few_rows(self, x: np.ndarray) -> Tensor:
-        out = torch.empty(len(x), self.out_size)
-        if self.grid is None:
-            cpu_kernels.dense_product(x, self.weight.numpy(), out.numpy(), num_threads())
+    def _few_rows(self, x: np.ndarray, out: np.ndarray) -> None:
+        grid, threads = self.grid, num_threads()
+        if grid is None:
+            cpu_kernels.dense_product(x, self.weight.numpy(), out, threads)
         elif len(x) == 1:
-            grid, num = self.grid, num_threads()
-            cpu_kernels.packed_vector_product(x[0], grid.codes, grid.scales, grid.bits, out[0].numpy())
+            cpu_kernels.packed_vector_product(x[0], grid.codes, grid.scales, grid.bits, out[0])
         else:
-            grid = self.grid
-            cpu_kernels.packed_product(
-                x, grid.codes, grid.scales, grid.bits, out.numpy(), num_threads()
-            )
-        return out
+            cpu_kernels.packed_product(x, grid.codes, grid.scales, grid.bits, out, threads)
+
+
+class Bfloat16Linear(nn.Module):
+    """`x [T, in] -> [T, out]` like `model.Linear`, in bfloat16 with torch's own kernels for
+    weights laid out beforehand; with few rows from 4-bit codes, if the weights lie on a grid.
+
+    The operations are private ones of torch: where one is missing or refuses, `F.linear` stays.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.weight, self.bias = weight, bias
+        self.prepacked = prepack(weight)
+        grid = Grid.of(weight, (4,)) if cpu_kernels is not None else None
+        self.int4 = None if grid is None else to_int4(grid)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`x @ weight.T + bias`."""
+        if self.int4 is not None and len(x) <= INT4_ROWS:
+            codes, scales = self.int4
+            out = torch.ops.aten._weight_int4pack_mm_for_cpu(x.contiguous(), codes, GROUP, scales)
+            return out if self.bias is None else out.add_(self.bias)
+        if self.prepacked is None:
+            return F.linear(x, self.weight, self.bias)
+        return torch.ops.mkldnn._linear_pointwise(x, self.prepacked, self.bias, "none", [], "")
+
+
+def prepack(weight: Tensor) -> Tensor | None:
+    """The weight in the order in which oneDNN reads it, or None where it cannot be had."""
+    try:
+        return torch.ops.mkldnn._reorder_linear_weight(weight, 16)
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def to_int4(grid: Grid) -> tuple[Tensor, Tensor]:
+    """Codes and scales for torch's int4 product, whose weight is (code - 8) * scale + zero, scale
+    and zero bfloat16."""
+    bytes_ = torch.from_numpy(grid.codes).unflatten(1, (-1, GROUP // 2))  # [m, n / 32, 16]
+    codes = torch.cat((bytes_ & 15, bytes_ >> 4), dim=-1).flatten(1)
+    scale, minimum = torch.from_numpy(grid.scales).unbind(-1)
+    scales = torch.stack((scale, minimum + 8 * scale), dim=-1).transpose(0, 1)
+    packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.int(), 1)
+    return packed, scales.bfloat16().contiguous()

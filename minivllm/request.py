@@ -132,6 +132,16 @@ def _checked_bias(bias: object) -> dict[int, float]:
     return dict(bias)
 
 
+def require_known_tokens(params: SamplingParams, vocab_size: int) -> None:
+    """Raise ValueError if `params` name a token id that a model of `vocab_size` tokens lacks."""
+    for name, token_ids in (
+        ("logit_bias", params.logit_bias or ()),
+        ("stop_token_ids", params.stop_token_ids),
+    ):
+        for token_id in token_ids:
+            require_int(f"{name} token id", token_id, 0, vocab_size - 1)
+
+
 @dataclass(eq=False)
 class Request:
     """One prompt on its way through the engine: the host's whole knowledge of it.

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from minivllm import bench_results
+from minivllm.bench_results import percentile
 from minivllm.config import EngineConfig
 
 RESULT = {
@@ -20,7 +21,56 @@ RESULT = {
 }
 
 
+def error_of(function, *args):
+    """The exception that a call ends with, or None."""
+    try:
+        function(*args)
+    except Exception as error:
+        return error
+    return None
+
+
 # -- percentiles -------------------------------------------------------------------------------
+
+# Those with an `exercise` mark are the checks of notebook 00; what a failed assert says is the
+# hint a learner reads.
+
+
+@pytest.mark.exercise("bench_results.percentile")
+def test_values_come_in_any_order_and_stay_in_it():
+    """Times are handed in as they were measured, and are read again afterwards."""
+    waits = [40, 10, 30, 20]
+    assert percentile(waits, 0) == 10, "values come in any order: do you sort them first?"
+    assert waits == [40, 10, 30, 20], "the caller's list has changed: do you sort it, or a copy?"
+
+
+@pytest.mark.exercise("bench_results.percentile")
+def test_both_ends_are_values():
+    """The last of 4 values stands at place 3, and a single value at place 0."""
+    highest = error_of(percentile, [10, 20, 30, 40], 100) or percentile([10, 20, 30, 40], 100)
+    assert highest == 40, "the 100th is the last value: does your code look behind it?"
+    assert percentile([7], 50) == 7, "a single value is every percentile"
+
+
+@pytest.mark.exercise("bench_results.percentile")
+def test_between_two_places_the_value_changes_evenly():
+    """Place 1.5 is half of the way from 20 to 30, place 2.7 most of the way from 30 to 40."""
+    assert percentile([10, 20, 30, 40], 50) == 25, "place 1.5 is half of the way from 20 to 30"
+    most = round(percentile([10, 20, 30, 40], 90), 6)
+    assert most == 37, "place 2.7 is 0.7 of the way from 30 to 40"
+
+
+@pytest.mark.exercise("bench_results.percentile")
+def test_places_count_and_not_the_size_of_the_values():
+    """One slow token in five does not move the middle."""
+    assert percentile([1, 2, 3, 4, 100], 50) == 3, "3 stands in the middle: do you look at places?"
+
+
+@pytest.mark.exercise("bench_results.percentile")
+def test_nothing_has_no_percentile():
+    """An invented 0 would look like a very fast engine."""
+    error = error_of(percentile, [], 50)
+    assert isinstance(error, ValueError), "no values: do you raise a ValueError before all else?"
 
 
 @pytest.mark.parametrize(
@@ -28,7 +78,7 @@ RESULT = {
 )
 def test_percentiles_lie_between_neighbours(percent, expected):
     """Of 10, 20, 30, 40 the 90th lies at 0.9 x 3 = 2.7: 0.7 of the way from 30 to 40."""
-    assert bench_results.percentile([40, 10, 30, 20], percent) == pytest.approx(expected)
+    assert percentile([40, 10, 30, 20], percent) == pytest.approx(expected)
 
 
 def test_every_percentile_of_one_value_is_that_value():
@@ -36,11 +86,17 @@ def test_every_percentile_of_one_value_is_that_value():
     assert bench_results.percentiles([7.0]) == {"p50": 7.0, "p90": 7.0, "p99": 7.0, "max": 7.0}
 
 
+def test_a_summary_goes_through_percentile(monkeypatch):
+    """What a learner builds in notebook 00 is what `minivllm bench` prints."""
+    monkeypatch.setattr(bench_results, "percentile", lambda values, percent: -percent)
+    assert bench_results.percentiles([3.0, 1.0]) == {"p50": -50, "p90": -90, "p99": -99, "max": 3.0}
+
+
 def test_there_are_no_percentiles_of_nothing():
     """None in a result; asked for by itself, a mistake."""
     assert bench_results.percentiles([]) is None
     with pytest.raises(ValueError, match="0 values"):
-        bench_results.percentile([], 50)
+        percentile([], 50)
 
 
 # -- facts -------------------------------------------------------------------------------------

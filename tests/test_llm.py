@@ -634,3 +634,17 @@ def test_close_gives_the_memory_back(checkpoint):
         assert generate(following, "abc")
     with pytest.raises(RuntimeError, match="closed"):
         llm.generate("abc")
+
+
+def test_the_checkpoint_recommends_the_default_sampling(checkpoint, tmp_path):
+    """Where no parameters are given, those of generation_config.json count."""
+    path = make_checkpoint(tmp_path / "model")
+    recommended = {"eos_token_id": END, "do_sample": False, "top_k": 5}
+    (path / "generation_config.json").write_text(json.dumps(recommended))
+    with make_llm(path) as llm:
+        assert llm.get_default_sampling_params().temperature == 0
+        greedy = SamplingParams(temperature=0, max_tokens=16)
+        expected = generate(llm, "abc", greedy)[0].outputs[0].token_ids
+        for _ in range(2):
+            assert llm.generate("abc", use_tqdm=False)[0].outputs[0].token_ids == expected
+            assert "".join(llm.stream("abc")) == llm.tokenizer.decode(expected)

@@ -182,19 +182,19 @@ def test_longest_known_prefix_is_found():
 def test_last_token_is_always_computed():
     """A prompt whose blocks are all known still leaves its last token to compute."""
     cache = PrefixCache(2)
-    filed_chain(cache, [1, 2, 3, 4], [10, 11])
-    assert found(cache, [1, 2, 3, 4]) == [10], (
+    first, _ = filed_chain(cache, [1, 2, 3, 4], [10, 11])
+    assert cache.match([1, 2, 3, 4]) == [first], (
         "4 tokens, all of them known: which of them gives the model something to sample from?"
     )
-    assert found(cache, [1, 2]) == [], "its only block holds the last token: nothing is reused"
+    assert cache.match([1, 2]) == [], "its only block holds the last token: nothing is reused"
 
 
 @pytest.mark.exercise("prefix_cache.PrefixCache.match")
 def test_no_more_than_the_last_token_is_held_back():
     """If a token follows the last known block, every known block is reused."""
     cache = PrefixCache(2)
-    filed_chain(cache, [1, 2, 3, 4], [10, 11])
-    assert found(cache, [1, 2, 3, 4, 5]) == [10, 11], (
+    nodes = filed_chain(cache, [1, 2, 3, 4], [10, 11])
+    assert cache.match([1, 2, 3, 4, 5]) == nodes, (
         "the 5th token is the last one, both blocks are free to reuse: do you drop one always?"
     )
 
@@ -203,8 +203,8 @@ def test_no_more_than_the_last_token_is_held_back():
 def test_a_match_ends_at_the_first_unknown_block():
     """What stands behind a hole was computed behind something else."""
     cache = PrefixCache(2)
-    filed_chain(cache, [1, 2, 3, 4], [10, 11])
-    assert found(cache, [1, 2, 9, 9, 3, 4, 0]) == [10], (
+    first, _ = filed_chain(cache, [1, 2, 3, 4], [10, 11])
+    assert cache.match([1, 2, 9, 9, 3, 4, 0]) == [first], (
         "[9, 9] is unknown, so all behind it is too: do you go on after a miss?"
     )
 
@@ -213,9 +213,9 @@ def test_a_match_ends_at_the_first_unknown_block():
 def test_each_block_is_looked_up_behind_the_one_before():
     """The same tokens at another place have other keys and values."""
     cache = PrefixCache(2)
-    filed_chain(cache, [1, 2, 3, 4], [10, 11])
+    nodes = filed_chain(cache, [1, 2, 3, 4], [10, 11])
     filed(cache, None, [3, 4], 12)
-    assert found(cache, [1, 2, 3, 4, 0]) == [10, 11], (
+    assert cache.match([1, 2, 3, 4, 0]) == nodes, (
         "block 12 holds (3, 4) as a beginning: do you look up each block behind the last hit?"
     )
 
@@ -225,8 +225,8 @@ def test_short_prompts_find_nothing():
     """One token, or none at all, fills no block."""
     cache = PrefixCache(2)
     filed_chain(cache, [1, 2], [10])
-    assert found(cache, [1]) == [], "one token fills no block of 2"
-    assert found(cache, []) == [], "no token, no block"
+    assert cache.match([1]) == [], "one token fills no block of 2"
+    assert cache.match([]) == [], "no token, no block"
 
 
 @pytest.mark.exercise("prefix_cache.PrefixCache.match")

@@ -11,6 +11,7 @@ from minivllm.request import (
     RequestMetrics,
     SamplingParams,
     SchedulerOutput,
+    require_known_tokens,
 )
 
 
@@ -174,6 +175,14 @@ def test_settings_can_be_changed_by_replacing():
     )
     with pytest.raises(ValueError, match="min_tokens=2"):
         dataclasses.replace(params, max_tokens=1)
+
+
+@pytest.mark.parametrize("params", [{"logit_bias": {5: 1.0}}, {"stop_token_ids": [2, 5]}])
+def test_token_ids_must_be_of_the_model(params):
+    """A vocabulary of 5 has ids 0 to 4, one of 6 has 5 too."""
+    require_known_tokens(SamplingParams(**params), 6)
+    with pytest.raises(ValueError, match="token id=5 .*from 0 to 4"):
+        require_known_tokens(SamplingParams(**params), 5)
 
 
 # -- Request -----------------------------------------------------------------------------------

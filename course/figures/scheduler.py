@@ -94,12 +94,12 @@ def chunks(parts: Sequence[Chunk], title: str) -> Picture:
     ax.set_yticks(range(len(parts)))
     names = {"waiting": "computed before", "prefill": "prefill", "decode": "decode"}
     legend(ax, [key(state, text) for state, text in names.items()])
-    told = [
+    steps = [
         f"positions {c.start} to {c.end} {'decode' if c.is_decode else 'prefill'}"
         f"{' and sample' * c.samples}"
         for c in parts
     ]
-    return picture(figure, f"{title}. Step by step: {'; '.join(told)}.")
+    return picture(figure, f"{title}. Step by step: {'; '.join(steps)}.")
 
 
 # -- runs, step by step ------------------------------------------------------------------------
@@ -121,7 +121,7 @@ def step_bars(trace: Trace, budget: int, steps: int = 60) -> Picture:
     label(ax, title, "step", "tokens computed")
     ax.set_ylim(0, 1.15 * max(budget, *(num_tokens(step) for step in shown)))
     legend(ax, [key("decode", "decode"), key("prefill", "prefill")])
-    most = f"at most {max(decodes)} tokens a step are decodes"
+    most = f"at most {count(max(decodes), 'token')} of a step in decode"
     return picture(figure, f"Stacked bars, one a step, decodes below prefill. {title}; {most}.")
 
 
@@ -188,7 +188,7 @@ def token_gaps(runs: Mapping[str, Sequence[tuple[float, float]]]) -> Picture:
         for time, wait in waits:
             look = fill("preempted" if wait == worst else "decode")
             ax.bar(time - wait / 1000, wait, wait / 1000, align="edge", **look)
-        parts.append(f"{name}: the longest wait is {worst:.3g} ms")
+        parts.append(f"{name}: the longest wait is {worst:,.0f} ms")
         label(ax, parts[-1], "time (seconds)", "wait (ms)")
         ax.label_outer()
     alt = "Blocks as wide and as high as the wait before each token of an answer; the longest red."

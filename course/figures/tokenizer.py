@@ -225,9 +225,11 @@ def arrivals(seconds: Sequence[float], pieces: Sequence[str], title: str) -> Pic
     ax.step([0, *seconds], [0, *characters], where="post", color=PALETTE["prefill"], linewidth=2)
     ax.plot(seconds, characters, "o", color=PALETTE["decode"], markeredgecolor=INK, markersize=4)
     ax.step([0, end], [0, characters[-1]], where="post", color=INK, linestyle="--", linewidth=1)
-    above = characters[-1] * 0.06
-    write(ax, first, characters[0] + above, f"first text: {first:.2f} s ", ha="right", va="bottom")
-    write(ax, end, above, f"all of it: {end:.2f} s  ", ha="right", va="bottom")
+    arrow = {"arrowstyle": "->", "color": INK, "shrinkB": 4}
+    words: dict[str, Any] = {"fontsize": 8, "color": INK, "arrowprops": arrow}
+    place = (0.04 * end, 0.8 * characters[-1])
+    ax.annotate(f"first text: {first:.2f} s", (first, characters[0]), place, **words)
+    write(ax, end, 0.06 * characters[-1], f"all of it: {end:.2f} s  ", ha="right", va="bottom")
     label(ax, title, "time since the question (seconds)", "characters seen")
     ax.set_xlim(0, end * 1.02)
     from matplotlib.lines import Line2D

@@ -236,7 +236,7 @@ def push(self, token_id: int) -> str:
         return ""
     data = self.held + self.tokenizer.token_bytes(token_id)
     text = data.decode("utf-8", "replace")
-    if text.endswith("\ufffd") and len(data) < 4:
+    if text.endswith("\ufffd"):
         self.held = data
         return ""
     self.held = b""

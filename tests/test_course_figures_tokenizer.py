@@ -1,0 +1,80 @@
+"""The pictures of lesson 01 say what they were given, in the image and in words."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from figure_checks import assert_fits_the_page_and_is_described
+
+from course.figures import tokenizer as draw
+
+
+class Table:
+    """Stands where a tokenizer stands: four tokens, of which the last one is special."""
+
+    special_ids = frozenset({3})
+
+    def token_bytes(self, token_id):
+        return [b"low ", b"\xc3\xa9", b"$", b"<e>"][token_id]
+
+
+STEPS = [["l", "o", "w"], ["lo", "w"], ["low"]]
+COUNTS = {"small": {"English": 10, "Korean": 30}, "large": {"English": 5, "Korean": 12}}
+DATA, PIECES = [b"a ", b"\xed\x95", b"\x9c$", b"\xc3"], ["a ", "", "한$", ""]
+
+PICTURES = {
+    "tokens": lambda: draw.tokens({"a": (Table(), [0, 1, 2, 3]), "b": (Table(), [0])}),
+    "joins": lambda: draw.joins(STEPS, [7, 1200]),
+    "languages": lambda: draw.languages(COUNTS, {"English": 20, "Korean": 10}),
+    "stream": lambda: draw.stream(DATA, PIECES, [b"", b"\xed\x95", b"", b"\xc3"]),
+    "arrivals": lambda: draw.arrivals([0.25, 0.5], ["one", " two"], "a machine"),
+    "speeds": lambda: draw.speeds({"slow": 2.0, "fast": 40.0}, "a machine"),
+}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_picture_fits_the_page_and_is_described(name):
+    """700 pixels wide, with alt text where a notebook keeps it, and no warning of a font."""
+    assert_fits_the_page_and_is_described(PICTURES[name]())
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("tokens", "a: 10 bytes in 4 tokens, 1 of them control tokens; b: 4 bytes in 1 token."),
+        ("joins", "3 bytes, 2 joins, 1 token. after 0: l o w; after 1: lo w; after 2: low"),
+        ("languages", "small: English 10, Korean 30; large: English 5, Korean 12"),
+        ("stream", "4 tokens; after 2 of them bytes are held back. Shown: 'a ', nothing, 'U+D55C"),
+        ("arrivals", "a machine. First text after 0.25 s, all after 0.50 s: 2 pieces"),
+    ],
+)
+def test_the_words_hold_the_numbers(name, words):
+    """What the image shows stands in its text."""
+    assert words in PICTURES[name]().alt
+
+
+@pytest.mark.parametrize(
+    ("byte", "name"), [(0x41, "A"), (0x20, "␣"), (0x0A, "↵"), (0x00, "00"), (0x7F, "7F")]
+)
+def test_every_byte_has_a_name_that_can_be_seen(byte, name):
+    """ASCII as itself, what is invisible as a sign or in hex."""
+    assert draw.byte_name(byte) == name
+
+
+def test_characters_that_the_font_lacks_are_named():
+    """Not drawn as empty boxes, and no warning."""
+    assert draw.drawable("naïve") == "naïve"
+    assert draw.drawable("é한") == "é U+D55C"
+
+
+def test_pictures_are_the_same_each_time():
+    """No date, no version: a notebook that is executed again changes no image."""
+    assert PICTURES["stream"]() == PICTURES["stream"]()
+
+
+def test_importing_it_loads_no_matplotlib():
+    """Drawing libraries are loaded by the first picture, not by the import."""
+    code = "import sys, course.figures.tokenizer; sys.exit('matplotlib' in sys.modules)"
+    root = Path(draw.__file__).parents[2]
+    assert subprocess.run([sys.executable, "-c", code], cwd=root, timeout=60).returncode == 0
