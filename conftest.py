@@ -8,6 +8,7 @@ name and the map. Tests do without this file: they also run with `--noconftest`.
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,9 +19,22 @@ from typing import Any
 import pytest
 
 CELL_LIMIT = 300  # seconds
+MAX_WORKERS = 4  # processes of a run of everything: each may hold the model
 NBVAL_CELL_LIMIT = 2000  # nbval's own, which nobody waits for
 WORDS = ["passed", "open", "not right yet", "not run"]  # the later one tells more
 KERNEL_DIED = "The kernel died in this cell: a crash, os._exit, or out of memory."
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """A run of everything uses the cores of the machine: one process each, with one thread."""
+    option, cores = config.option, os.cpu_count() or 1
+    is_everything = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    asks_for_one = option.collectonly or option.usepdb or option.capture == "no"
+    if is_everything and not asks_for_one and getattr(option, "numprocesses", 0) is None:
+        option.numprocesses = min(cores, MAX_WORKERS)
+        # Threads that wait for each other's cores cost more than they bring.
+        os.environ.setdefault("OMP_NUM_THREADS", str(cores // option.numprocesses))
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -38,7 +52,8 @@ def pytest_configure(config: pytest.Config) -> None:
             # A learner copied cells: nbformat repairs that, and it is no fault of their code.
             config.addinivalue_line("filterwarnings", f"ignore:{text}")
     if getattr(option, "dist", "no") in ("load", "worksteal"):
-        option.dist = "loadfile"  # the cells of a notebook share one kernel
+        option.dist = "loadgroup"  # see `pytest_itemcollected`
+        option.loadscopereorder = False  # the longest come first, not the largest number
 
 
 def await_reply(kernel: Any, msg_id: str, timeout: float | None = None) -> None:
@@ -84,6 +99,10 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     else:
         names = cell.metadata.get("course", {}).get("check", [])
     item.user_properties += [("exercise", name) for name in names]
+    # Workers share the tests by file: the cells of a notebook have one kernel, the tests of a
+    # file its fixtures. Only what says otherwise is shared out by itself.
+    if item.get_closest_marker("xdist_group") is None:
+        item.add_marker(pytest.mark.xdist_group(str(item.path)))
     if cell is not None and names:
         item.repr_failure = check_text  # type: ignore[method-assign]
 
@@ -92,6 +111,18 @@ def check_text(excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) 
     """Of a failed check cell the course's own words, without "Cell 7: ..." and traceback."""
     text = getattr(excinfo.value, "inner_traceback", None) or str(excinfo.value)
     return str(text).strip()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With workers the long ones first, so that no worker is left alone with one of them."""
+    if getattr(config.option, "dist", "no") != "no" or hasattr(config, "workerinput"):
+        items.sort(key=is_short)
+
+
+def is_short(item: pytest.Item) -> bool:
+    """Whether an item starts no process of its own: no kernel, no check."""
+    return not hasattr(item, "cell") and item.get_closest_marker("course") is None
 
 
 # -- the end of the report ---------------------------------------------------------------------

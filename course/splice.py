@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import io
+import threading
 import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from functools import lru_cache
 _Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 _Definition = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _BLOCKS = (ast.If, ast.Try, ast.With)  # `if have_triton:` does not open a new name
+_ONE_AT_A_TIME = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,9 @@ class Span:
 @lru_cache(maxsize=16)
 def parse(text: str) -> ast.Module:
     """`ast.parse`, also of a text that begins with a byte order mark. Do not change the result."""
-    return ast.parse(text.removeprefix("\ufeff"))
+    # Two threads that parse at once can fail in Python 3.11: "AST constructor recursion depth".
+    with _ONE_AT_A_TIME:
+        return ast.parse(text.removeprefix("\ufeff"))
 
 
 def names_of(node: ast.stmt) -> list[str]:

@@ -65,7 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 2
     try:
-        return arguments.run(arguments) or 0
+        code = arguments.run(arguments)
+        sys.stdout.flush()  # here, where a reader that has left can be dealt with
+        return code or 0
     except BrokenPipeError:
         # The reader has left (`| head`). Nothing may be flushed into the pipe at exit, either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -11,6 +11,9 @@ dimension, B block size, S key positions.
 
 from __future__ import annotations
 
+import sys
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,6 +39,7 @@ __all__ = [
     "silu_mul",
     "slot_mapping",
     "store_kv",
+    "warm_up",
 ]
 
 QUERY_CHUNK = 128  # queries of a prompt that attend at a time
@@ -48,10 +52,35 @@ def has_kernels(x: Tensor) -> bool:
 
 def num_threads() -> int:
     """Threads of a kernel: as many as torch uses, which numba is told here."""
-    count = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
+    most = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
+    count = min(torch.get_num_threads(), most)
     if numba.get_num_threads() != count:
         numba.set_num_threads(count)
     return count
+
+
+def warm_up() -> None:
+    """Run every kernel once, so that no later step waits for the compiler; says so on stderr
+    unless an earlier start has left the compiled code in numba's cache."""
+    if cpu_kernels is None:
+        return
+    x, cos, slots = torch.ones(2, 32), torch.ones(2, 8), torch.arange(2)
+    rms_norm(x, x[0], 1e-5)
+    if cpu_kernels.rms_norm.stats.cache_misses:
+        print("compiling the CPU kernels (once, about 20 s)", file=sys.stderr, flush=True)
+    silu_mul(x)
+    q, k, v = torch.ones(2, 6, 16).split(2, dim=1)
+    q, k = apply_rope(q, cos, cos), apply_rope(k, cos, cos)
+    cache = torch.zeros(2, 2, 16, 2, 16)
+    store_kv(k, v, cache[0], cache[1], slots)
+    decode_attention(q, cache[0], cache[1], slots[:, None].int(), slots.int() + 1, 1.0)
+    codes, scales, out = np.zeros((2, 16), np.uint8), np.zeros((2, 1, 2), np.float32), x.numpy()
+    cpu_kernels.pack(out, 4, 1e-6, codes, scales)
+    cpu_kernels.unpack(codes, scales, 4, out)
+    out = np.zeros((2, 2), np.float32)
+    cpu_kernels.packed_vector_product(x[0].numpy(), codes, scales, 4, out[0])
+    cpu_kernels.packed_product(x.numpy(), codes, scales, 4, out, num_threads())
+    cpu_kernels.dense_product(x.numpy(), x.numpy(), out, num_threads())
 
 
 # -- layers --

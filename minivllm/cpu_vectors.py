@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -97,12 +97,8 @@ def _make_dot(bits: int) -> Any:
     return dot
 
 
-unpack_4_bits, unpack_8_bits = _make_unpack(4), _make_unpack(8)
-dot_4_bits, dot_8_bits = _make_dot(4), _make_dot(8)
-
-
 @intrinsic
-def add_rows(context, target, rows, stride, weights, count, num_vectors):  # type: ignore[no-untyped-def]
+def _add_rows(context, target, rows, stride, weights, count, num_vectors):  # type: ignore[no-untyped-def]
     """target += the sum of weights[s] * row s for s below `count`.
 
     All but the last two are addresses or, `stride`, the bytes from one row to the next; a row
@@ -130,10 +126,19 @@ def add_rows(context, target, rows, stride, weights, count, num_vectors):  # typ
 
 
 @intrinsic
-def float_of_bits(context, bits):  # type: ignore[no-untyped-def]
+def _float_of_bits(context, bits):  # type: ignore[no-untyped-def]
     """The float32 with the bits of an int32."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.bitcast(arguments[0], F32)
 
     return types.float32(types.int32), generate
+
+
+# Called with numbers by compiled code: numba knows their types, mypy does not.
+unpack_4_bits: Any = _make_unpack(4)
+unpack_8_bits: Any = _make_unpack(8)
+dot_4_bits: Any = _make_dot(4)
+dot_8_bits: Any = _make_dot(8)
+add_rows: Any = _add_rows
+float_of_bits: Any = _float_of_bits

@@ -19,6 +19,7 @@ from minivllm.config import EngineConfig, replace, set_value
 from minivllm.devices import choose_device, choose_dtype, kv_budget
 from minivllm.generation_config import generation_defaults
 from minivllm.hub import resolve_model
+from minivllm.logits_processors import rank_tokens
 from minivllm.model import CausalLM
 from minivllm.model_runner import (
     CPU_MEMORY_SHARE,
@@ -72,6 +73,11 @@ class Engine:
     flights: list[Flight] = field(default_factory=list)
     # Requests that ended without a step of their own, to be reported by the next read.
     failed: list[Request] = field(default_factory=list)
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens of the model; its tokenizer may know fewer."""
+        return int(self.runner.model.config.vocab_size)
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -147,11 +153,22 @@ class Engine:
         token_ids = flight.pending.wait()
         self.flights.remove(flight)
         finished = self.scheduler.update(flight.output, token_ids)
+        self._keep_logprobs(flight.output, flight.pending)
         self._note_times(flight)
         for request in finished:
             self.runner.release(request)
         self._record(flight, finished + flight.output.failed)
         return finished
+
+    def _keep_logprobs(self, output: SchedulerOutput, pending: Pending) -> None:
+        """Give each request the log-probabilities of the token it has just got, if it asked."""
+        if pending.ranked is None:
+            return
+        sampling = [chunk.request for chunk in output.chunks if chunk.samples]
+        for request, logprobs in zip(sampling, pending.logprobs(), strict=True):
+            # The token of a request that had ended already was dropped.
+            if logprobs is not None and len(request.logprobs) < request.num_output_tokens:
+                request.logprobs.append(logprobs)
 
     def abort(self, request_id: str, reason: FinishReason = "abort") -> Request | None:
         """End a request early; returns it, or None if no unfinished one has this id."""
@@ -229,12 +246,12 @@ def build_engine(config: EngineConfig, *, trace: bool = False, progress: bool = 
     return Engine(
         config=config,
         tokenizer=load_tokenizer(path),
-        eos_token_ids=read_eos_token_ids(path),
+        eos_token_ids=tuple(i for i in read_eos_token_ids(path) if i < model_config.vocab_size),
         memory=memory,
         scheduler=Scheduler(
             memory, set_value(config.max_num_seqs), set_value(config.max_num_batched_tokens)
         ),
-        runner=ModelRunner(model, ops, sampler.sample, model_config, config),
+        runner=ModelRunner(model, ops, sampler.sample, model_config, config, rank_tokens),
         generation_defaults=generation_defaults(path),
         trace=Trace(memory.pool.num_blocks, memory.block_size) if trace else None,
     )

@@ -225,6 +225,8 @@ class LLM:
             n = sampling_params.n
             raise ValueError(f"n={n}: only one answer can be streamed; use generate for several")
         parent = self._add_request(prompt, sampling_params, None)
+        parent.is_streamed = True
+        self.requests.watch(parent)
         return Stream(parent, self._advance, self.abort)
 
     def step(self) -> list[RequestOutput]:
@@ -267,8 +269,7 @@ class LLM:
     # -- inside ---------------------------------------------------------------------------
 
     def _encode(self, prompt: Any) -> EncodedPrompt:
-        vocab_size = self.engine.runner.model.config.vocab_size
-        return encode_prompt(prompt, self.tokenizer, vocab_size)
+        return encode_prompt(prompt, self.tokenizer, self.engine.vocab_size)
 
     def _add_request(
         self, prompt: Any, params: SamplingParams | None, request_id: str | None

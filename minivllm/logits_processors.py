@@ -52,14 +52,26 @@ def apply_penalties(logits: Tensor, penalties: Penalties, positions: Tensor) -> 
 
     logits [N, V] float32, positions [N] int64 -> [N, V] float32, a copy.
     """
-    rows, ends = penalties.rows, positions[penalties.rows]
-    vocab_size, starts = logits.shape[1], penalties.num_prompt_tokens
-    in_text = count_tokens(penalties.token_ids, torch.zeros_like(starts), ends, vocab_size)
-    in_answer = count_tokens(penalties.token_ids, starts, ends, vocab_size)
-    some = penalize_repetition(logits[rows], in_text, penalties.repetition)
-    some = penalize_frequency(some, in_answer, penalties.frequency)
-    some = penalize_presence(some, in_answer, penalties.presence)
-    return logits.index_copy(0, rows, some)
+    ends, vocab_size = positions[penalties.rows], logits.shape[1]
+    token_ids = tokens_before(penalties.token_ids, ends)
+    in_answer = count_tokens(penalties.token_ids, penalties.num_prompt_tokens, ends, vocab_size)
+    counts = in_answer.gather(1, token_ids)
+    # A text has far fewer tokens than the vocabulary: so only the logits of its tokens are
+    # computed, and written back. Of a token that occurs twice, twice the same.
+    where = (penalties.rows[:, None], token_ids)
+    seen = penalize_repetition(logits[where], penalties.repetition)
+    seen = penalize_frequency(seen, counts, penalties.frequency)
+    return logits.index_put(where, penalize_presence(seen, counts, penalties.presence))
+
+
+def tokens_before(token_ids: Tensor, ends: Tensor) -> Tensor:
+    """The tokens at positions below `ends`, and the first one again at all others.
+
+    token_ids [M, L] int32, ends [M] int64, at least 1 -> [M, L] int64.
+    [[5, 1, 7, 9]] with end 2 -> [[5, 1, 5, 5]]: no token that is not in the text.
+    """
+    places = torch.arange(token_ids.shape[1], device=token_ids.device)
+    return torch.where(places < ends[:, None], token_ids, token_ids[:, :1]).long()
 
 
 def count_tokens(token_ids: Tensor, starts: Tensor, ends: Tensor, vocab_size: int) -> Tensor:
@@ -75,21 +87,21 @@ def count_tokens(token_ids: Tensor, starts: Tensor, ends: Tensor, vocab_size: in
     return counts.scatter_add_(1, token_ids.long(), counted.float())
 
 
-def penalize_repetition(logits: Tensor, counts: Tensor, penalty: Tensor) -> Tensor:
+def penalize_repetition(logits: Tensor, penalty: Tensor) -> Tensor:
     """Make tokens that occur less probable: divide what is above 0, multiply what is below.
 
-    logits [M, V] float32, counts [M, V] over prompt and answer, penalty [M] -> [M, V].
-    [[2, 2, -2]], counts [[0, 1, 3]], penalty 2 -> [[2, 1, -4]].
+    logits [M, L] float32 of tokens of prompt and answer, penalty [M] -> [M, L].
+    [[2, -2]], penalty 2 -> [[1, -4]].
     Source: Keskar et al. 2019, "CTRL", section 4.1; the case below 0 is transformers'.
     """
-    penalized = torch.where(logits > 0, logits / penalty[:, None], logits * penalty[:, None])
-    return torch.where(counts > 0, penalized, logits)
+    penalty = penalty[:, None]
+    return torch.where(logits > 0, logits / penalty, logits * penalty)
 
 
 def penalize_frequency(logits: Tensor, counts: Tensor, penalty: Tensor) -> Tensor:
     """Take `penalty` from a token's logit for every time the answer has it.
 
-    logits [M, V] float32, counts [M, V] over the answer, penalty [M] -> [M, V].
+    logits [M, L] float32 of some tokens, their counts [M, L], penalty [M] -> [M, L].
     [[2, 2, -2]], counts [[0, 1, 3]], penalty 0.5 -> [[2, 1.5, -3.5]].
     Source: `frequency_penalty` in OpenAI's API reference.
     """
@@ -99,7 +111,7 @@ def penalize_frequency(logits: Tensor, counts: Tensor, penalty: Tensor) -> Tenso
 def penalize_presence(logits: Tensor, counts: Tensor, penalty: Tensor) -> Tensor:
     """Take `penalty` from a token's logit once if the answer has it, however often.
 
-    logits [M, V] float32, counts [M, V] over the answer, penalty [M] -> [M, V].
+    logits [M, L] float32 of some tokens, their counts [M, L], penalty [M] -> [M, L].
     [[2, 2, -2]], counts [[0, 1, 3]], penalty 0.5 -> [[2, 1.5, -2.5]].
     Source: `presence_penalty` in OpenAI's API reference.
     """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from minivllm.config import set_value
@@ -17,11 +17,12 @@ from minivllm.engine import Engine
 from minivllm.prompts import EncodedPrompt, max_num_tokens
 from minivllm.request import (
     CompletionOutput,
-    FinishReason,
+    Logprob,
     Request,
     RequestMetrics,
     RequestOutput,
     SamplingParams,
+    require_known_tokens,
 )
 from minivllm.text_stream import TextStream
 
@@ -47,12 +48,36 @@ class Answer:
         if request.is_finished:
             stream.finish()
 
-    def output(self, index: int) -> CompletionOutput:
+    def output(self, index: int, tokenizer: Any) -> CompletionOutput:
         """The user's view of it."""
         request, stream = self.request, self.stream
-        reason: FinishReason | None = "stop" if stream.stop is not None else request.finish_reason
         token_ids = request.output_token_ids[: stream.num_tokens]
-        return CompletionOutput(index, stream.text, token_ids, reason)
+        logprobs, total = None, None
+        if request.sampling_params.logprobs is not None:
+            logprobs = [
+                _with_text(table, tokenizer) for table in request.logprobs[: len(token_ids)]
+            ]
+            total = sum(table[token_id].logprob for table, token_id in zip(logprobs, token_ids))
+        return CompletionOutput(
+            index=index,
+            text=stream.text,
+            token_ids=token_ids,
+            finish_reason="stop" if stream.stop is not None else request.finish_reason,
+            stop_reason=self._stop_reason(),
+            logprobs=logprobs,
+            cumulative_logprob=total,
+        )
+
+    def _stop_reason(self) -> str | int | None:
+        request, stream = self.request, self.stream
+        if stream.stop is not None or request.finish_reason != "stop":
+            return stream.stop
+        last = request.token_ids[-1]
+        return last if last in request.sampling_params.stop_token_ids else None
+
+
+def _with_text(table: dict[int, Logprob], tokenizer: Any) -> dict[int, Logprob]:
+    return {i: replace(x, decoded_token=tokenizer.decode([i], False)) for i, x in table.items()}
 
 
 @dataclass
@@ -67,11 +92,6 @@ class ParentRequest:
     output: RequestOutput | None = None  # once all answers have ended
 
     @property
-    def wants_text(self) -> bool:
-        """Whether its text is looked at while it grows."""
-        return self.is_streamed or bool(self.answers[0].request.sampling_params.stop)
-
-    @property
     def may_start_rest(self) -> bool:
         """Whether the other answers can start: the prompt is computed, so that they find its
         blocks in the prefix cache instead of computing it once each."""
@@ -84,7 +104,7 @@ class ParentRequest:
         started = self.answers[: self.num_started]
         return len(started) == len(self.answers) and all(a.request.is_finished for a in started)
 
-    def make_output(self) -> RequestOutput:
+    def make_output(self, tokenizer: Any) -> RequestOutput:
         """The user's view of all answers so far."""
         requests = [answer.request for answer in self.answers]
         first = requests[0]
@@ -92,7 +112,7 @@ class ParentRequest:
             request_id=self.request_id,
             prompt=self.prompt,
             prompt_token_ids=first.token_ids[: first.num_prompt_tokens],
-            outputs=[answer.output(index) for index, answer in enumerate(self.answers)],
+            outputs=[a.output(index, tokenizer) for index, a in enumerate(self.answers)],
             finished=self.is_finished,
             metrics=first.metrics,
             num_cached_tokens=first.num_cached_tokens,
@@ -112,6 +132,8 @@ class OutputProcessor:
         self.engine = engine
         self.parents: dict[str, ParentRequest] = {}
         self.answers: dict[str, tuple[ParentRequest, Answer]] = {}
+        # Those whose text is looked at in each step; the others are read once, at their ends.
+        self._watched: dict[str, tuple[ParentRequest, Answer]] = {}
         self._numbers = itertools.count()  # of requests, for their seeds
 
     def add(self, prompt: EncodedPrompt, params: SamplingParams, request_id: str) -> ParentRequest:
@@ -119,20 +141,23 @@ class OutputProcessor:
         the model does not know, and for an id in use."""
         if request_id in self.parents:
             raise ValueError(f"request id {request_id!r} is in use; choose another or none")
+        require_known_tokens(params, self.engine.vocab_size)
         requests = [self._make_request(request_id, i, prompt, params) for i in range(params.n)]
         answers = [Answer(r, TextStream(self._detokenizer(params), params)) for r in requests]
         parent = ParentRequest(request_id, prompt.text, answers)
         self.parents[request_id] = parent
+        if params.stop or params.n > 1:
+            self.watch(parent)
         self._start(parent, 1)
         return parent
 
     def process(self, ended: Iterable[Request]) -> list[RequestOutput]:
         """After a step of the engine, in which `ended` ended: the outputs that are complete."""
-        requests = [*self.engine.scheduler.running, *ended]
-        touched = [self.answers[request.request_id] for request in requests]
+        running = self.engine.scheduler.running if self._watched else ()
+        watched = [self._watched[r.request_id] for r in running if r.request_id in self._watched]
+        touched = [*watched, *(self.answers[request.request_id] for request in ended)]
         for parent, answer in touched:
-            if parent.wants_text or answer.request.is_finished:
-                self._read(answer)
+            self._read(answer)
             if parent.num_started < len(parent.answers) and parent.may_start_rest:
                 self._start(parent, len(parent.answers))
         finished = {p.request_id: p for p, answer in touched if answer.request.is_finished}
@@ -146,7 +171,7 @@ class OutputProcessor:
             return False
         for answer in parent.answers[: parent.num_started]:
             self.engine.abort(answer.request.request_id)
-            del self.answers[answer.request.request_id]
+            self._forget(answer)
         return True
 
     def _read(self, answer: Answer) -> None:
@@ -159,9 +184,18 @@ class OutputProcessor:
         """Forget a prompt; its output, unless a stream fetches it."""
         del self.parents[parent.request_id]
         for answer in parent.answers:
-            del self.answers[answer.request.request_id]
-        parent.output = parent.make_output()
+            self._forget(answer)
+        parent.output = parent.make_output(self.engine.tokenizer)
         return None if parent.is_streamed else parent.output
+
+    def watch(self, parent: ParentRequest) -> None:
+        """Read the texts of a prompt after every step, not only at their ends."""
+        for answer in parent.answers:
+            self._watched[answer.request.request_id] = parent, answer
+
+    def _forget(self, answer: Answer) -> None:
+        del self.answers[answer.request.request_id]
+        self._watched.pop(answer.request.request_id, None)
 
     def _start(self, parent: ParentRequest, num_answers: int) -> None:
         """Hand the requests of a parent's first answers to the engine, where they are not yet."""
@@ -205,7 +239,6 @@ class Stream:
         self, parent: ParentRequest, advance: Callable[[], None], abort: Callable[[str], bool]
     ) -> None:
         """`advance` does one step of the engine, `abort` ends a prompt by its id."""
-        parent.is_streamed = True
         self._parent, self._advance, self._abort = parent, advance, abort
         self._num_shown = 0  # characters
 

@@ -15,6 +15,7 @@ then is gpt-fast's way.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,11 +45,13 @@ def pack(model: CausalLM) -> CausalLM:
     kind = packed_kind(head.weight)
     if kind is None:
         return model
+    cpu_ops.warm_up()
     for module in list(model.model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, Linear):
                 setattr(module, name, kind(child.weight, child.bias))
-    model.lm_head = kind(head.weight, None)
+    # Called like the Linear that stands there in a model with a head of its own.
+    model.lm_head = kind(head.weight, None)  # type: ignore[assignment]
     return model
 
 
@@ -122,7 +125,7 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.out_size, self.bias = len(weight), bias
         self.grid = Grid.of(weight)
-        self.weight = weight if self.grid is None else None
+        self.weight: Any = weight if self.grid is None else None
 
     def forward(self, x: Tensor) -> Tensor:
         """`x @ weight.T + bias`."""

@@ -86,8 +86,8 @@ class PrefixCache:
         """The nodes of the longest chain of known blocks that `token_ids` begins with, in order.
 
         The chain ends at the first block that is not known. It never covers the last token:
-        with 32 tokens in blocks of 16 at most one block is found, with 33 at most two.
-        Changes nothing.
+        with 32 tokens in blocks of 16 at most one block is found, with 33 at most two, with
+        none at all none. Changes nothing.
         """
         # The next token is sampled from the last token's output, and outputs are not cached:
         # so the last token is always computed, even if its block is known.

@@ -206,7 +206,7 @@ class Request:
         return self.finish_reason is not None
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: one is made for each request in each step
 class Chunk:
     """The part of one request that one step computes: positions `start` to `start + length`.
 
@@ -284,6 +284,8 @@ class CompletionOutput:
     text: str
     token_ids: list[int]
     finish_reason: FinishReason | None
+    # The stop string, or the id from `stop_token_ids`, that ended it; else None.
+    stop_reason: str | int | None = None
     # For each token: itself and its most probable alternatives. None: `logprobs` is off.
     logprobs: list[dict[int, Logprob]] | None = None
     cumulative_logprob: float | None = None  # the sum over `token_ids`; None: off

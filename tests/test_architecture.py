@@ -35,6 +35,10 @@ TABLE: list[tuple[str, int, int | None]] = [
     ("ops", 2, None),
     ("model", 2, 5),
     ("weights", 2, None),  # fills a model, so it comes after it
+    ("cpu_vectors", 2, None),
+    ("cpu_kernels", 2, None),
+    ("cpu_ops", 2, None),
+    ("packed", 2, None),
     ("rows", 2, 6),
     ("model_runner", 2, 6),
     ("devices", 2, None),

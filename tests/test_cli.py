@@ -1,5 +1,6 @@
 """The command line: answers on standard output, mistakes in one line, help that teaches."""
 
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -228,8 +229,14 @@ def test_a_reader_that_leaves_is_no_mistake(checkpoint):
     code = "import os, sys; r, w = os.pipe(); os.close(r); os.dup2(w, 1)\n"
     code += "from minivllm import cli; sys.exit(cli.main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "generate", "a", "b", "--max-tokens", "2"]
+    # Buffered, as in a shell: then the pipe breaks only when the buffer is written at the end.
+    environment = {name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"}
     run = subprocess.run(
-        [*command, "--model", checkpoint], capture_output=True, text=True, timeout=120
+        [*command, "--model", checkpoint],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment,
     )
     assert run.returncode == 0
     assert "Traceback" not in run.stderr

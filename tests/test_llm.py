@@ -648,3 +648,86 @@ def test_the_checkpoint_recommends_the_default_sampling(checkpoint, tmp_path):
         for _ in range(2):
             assert llm.generate("abc", use_tqdm=False)[0].outputs[0].token_ids == expected
             assert "".join(llm.stream("abc")) == llm.tokenizer.decode(expected)
+
+
+# -- logprobs and the other knobs, end to end ------------------------------------------------
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_logprobs_come_with_each_token(checkpoint, overlap):
+    """The chosen one and the most probable ones, with rank and text, one table a token."""
+    with make_llm(checkpoint, overlap=overlap) as llm:
+        params = SamplingParams(seed=3, max_tokens=6, ignore_eos=True, logprobs=2)
+        plain, ranked = generate(llm, ["abc", "abc"], [GREEDY, params])
+        assert plain.outputs[0].logprobs is None
+        assert plain.outputs[0].cumulative_logprob is None
+        answer = ranked.outputs[0]
+        assert len(answer.logprobs) == len(answer.token_ids) == 6
+        total = 0.0
+        for token_id, table in zip(answer.token_ids, answer.logprobs):
+            assert token_id in table
+            assert {1, 2} <= {entry.rank for entry in table.values()}
+            assert len(table) in (2, 3)
+            assert all(e.decoded_token == llm.tokenizer.decode([i]) for i, e in table.items())
+            total += table[token_id].logprob
+        assert answer.cumulative_logprob == pytest.approx(total)
+
+
+def test_logprobs_end_with_the_stop_string(checkpoint):
+    """As many tables as tokens, whatever ended the answer."""
+    with make_llm(checkpoint, overlap=True) as llm:
+        params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, logprobs=0)
+        text = generate(llm, "abc", params)[0].outputs[0].text
+        stopping = SamplingParams(
+            temperature=0, max_tokens=30, ignore_eos=True, logprobs=0, stop=text[5:7]
+        )
+        answer = generate(llm, "abc", stopping)[0].outputs[0]
+        assert answer.finish_reason == "stop"
+        assert answer.stop_reason == text[5:7]
+        assert len(answer.logprobs) == len(answer.token_ids) < 30
+
+
+def test_token_ids_that_the_model_does_not_know_are_refused(llm):
+    """At the door, with the number: on the device they would be an error of everybody's."""
+    for params in (
+        SamplingParams(logit_bias={VOCAB_SIZE: 1.0}),
+        SamplingParams(stop_token_ids=(VOCAB_SIZE,)),
+    ):
+        with pytest.raises(ValueError, match=f"token id={VOCAB_SIZE} must be .* to 258"):
+            llm.generate("abc", params, use_tqdm=False)
+
+
+def test_the_token_that_stopped_an_answer_is_named(checkpoint):
+    """An id of the request's own is the reason; the model's end token is none."""
+    with make_llm(checkpoint) as llm:
+        first = generate(llm, "abc")[0].outputs[0].token_ids[0]
+        own = SamplingParams(temperature=0, max_tokens=6, stop_token_ids=(first,))
+        assert generate(llm, "abc", own)[0].outputs[0].stop_reason == first
+        forced = SamplingParams(temperature=0, max_tokens=6, logit_bias={END: 100.0})
+        answer = generate(llm, "abc", forced)[0].outputs[0]
+        assert (answer.token_ids, answer.finish_reason) == ([END], "stop")
+        assert (answer.text, answer.stop_reason) == ("", None)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_min_tokens_puts_the_end_off(checkpoint, overlap):
+    """The end token is impossible before, however likely it is."""
+    with make_llm(checkpoint, overlap=overlap) as llm:
+        params = SamplingParams(temperature=0, max_tokens=9, min_tokens=4, logit_bias={END: 100.0})
+        answer = generate(llm, "abc", params)[0].outputs[0]
+        assert len(answer.token_ids) == 5
+        assert answer.token_ids[-1] == END
+        assert END not in answer.token_ids[:-1]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_penalties_see_every_token_up_to_the_last(checkpoint, overlap):
+    """With a strong presence penalty and few possible tokens, none comes twice."""
+    with make_llm(checkpoint, overlap=overlap) as llm:
+        bias = dict.fromkeys(range(100, 106), 50.0)
+        params = SamplingParams(
+            temperature=0, max_tokens=6, ignore_eos=True, logit_bias=bias, presence_penalty=2.0
+        )
+        flat = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logit_bias=bias)
+        answer, repeating = generate(llm, ["abc", "abc"], [params, flat])
+        assert len(set(answer.outputs[0].token_ids)) > len(set(repeating.outputs[0].token_ids))

@@ -23,6 +23,7 @@ from minivllm.logits_processors import (
     penalize_repetition,
     process_logits,
     rank_tokens,
+    tokens_before,
 )
 from minivllm.rows import Biases, Penalties, SamplingRows
 from minivllm.sampler import sample
@@ -102,12 +103,18 @@ def test_tokens_are_counted_from_start_to_end() -> None:
     ]
 
 
+def test_tokens_behind_the_end_are_the_first_one_again() -> None:
+    """What a row held before is in no text."""
+    token_ids = torch.tensor([[5, 1, 7, 9], [3, 4, 7, 9]], dtype=torch.int32)
+    ends = torch.tensor([2, 4])
+    assert tokens_before(token_ids, ends).tolist() == [[5, 1, 5, 5], [3, 4, 7, 9]]
+
+
 def test_repetition_divides_above_0_and_multiplies_below() -> None:
-    """Once, however often a token occurs; below 1 it encourages, at 1 it is off."""
-    logits = torch.tensor([[2.0, 2.0, -2.0, -INF]]).expand(3, 4)
-    counts = torch.tensor([[0.0, 1.0, 3.0, 1.0]]).expand(3, 4)
-    penalized = penalize_repetition(logits, counts, torch.tensor([2.0, 0.5, 1.0]))
-    assert penalized.tolist() == [[2, 1, -4, -INF], [2, 4, -1, -INF], [2, 2, -2, -INF]]
+    """Below 1 it encourages, at 1 it is off; what cannot be chosen stays so."""
+    logits = torch.tensor([[2.0, -2.0, 0.0, -INF]]).expand(3, 4)
+    penalized = penalize_repetition(logits, torch.tensor([2.0, 0.5, 1.0]))
+    assert penalized.tolist() == [[1, -4, 0, -INF], [4, -1, 0, -INF], [2, -2, 0, -INF]]
 
 
 def test_frequency_counts_and_presence_does_not() -> None:
@@ -145,14 +152,14 @@ def test_only_rows_that_ask_are_changed() -> None:
 
 
 def test_biases_come_before_penalties() -> None:
-    """-1 + 3 is above 0, so it is divided; a token that cannot be chosen stays so."""
+    """-1 + 5 is above 0, so it is divided; a token that cannot be chosen stays so."""
     logits, positions = torch.tensor([[-1.0, 4.0]]), torch.tensor([2])
     settings = make_rows(
         1,
-        biases=make_biases([(0, 0, 3.0), (0, 1, -INF)]),
+        biases=make_biases([(0, 0, 5.0), (0, 1, -INF)]),
         penalties=make_penalties([[0, 1]], [1], repetition=2.0, frequency=0.25),
     )
-    assert process_logits(logits, settings, positions).tolist() == [[1.0, -INF]]
+    assert process_logits(logits, settings, positions).tolist() == [[2.0, -INF]]
 
 
 def test_a_step_without_biases_and_penalties_keeps_its_logits() -> None:

@@ -5,9 +5,9 @@ are in `test_block_manager.py`). They use nothing that a later exercise builds; 
 assert says is the hint a learner reads.
 """
 
+import random
+
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from minivllm.prefix_cache import CachedBlock, PrefixCache, full_blocks, hash_block
 
@@ -226,6 +226,8 @@ def test_short_prompts_find_nothing():
     cache = PrefixCache(2)
     filed_chain(cache, [1, 2], [10])
     assert cache.match([1]) == [], "one token fills no block of 2"
+    error = error_of(cache.match, [])
+    assert error is None, "no token at all: do you take something out of an empty list?"
     assert cache.match([]) == [], "no token, no block"
 
 
@@ -406,21 +408,17 @@ def test_collision_of_parents_never_serves_their_children():
     assert found(cache, [1, 2, 5, 6, 0]) == []
 
 
-PROMPTS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=8)
-
-
-@given(PROMPTS, st.sampled_from([hash_block, lambda parent, tokens: sum(tokens) % 3]))
-def test_every_block_found_holds_the_tokens_asked_for(prompts, hash_function):
+@pytest.mark.parametrize("hash_function", [hash_block, lambda parent, tokens: sum(tokens) % 3])
+def test_every_block_found_holds_the_tokens_asked_for(hash_function):
     """Whatever was published before, with good keys or bad ones, a match is the true prefix."""
-    cache = PrefixCache(2, hash_function)
-    contents = {}
-    next_id = 0
-    for token_ids in prompts:
-        for index, entry in enumerate(cache.match(token_ids)):
-            assert contents[entry.block_id] == token_ids[: 2 * (index + 1)]
-        count = len(full_blocks(token_ids, 2))
-        block_ids = range(next_id, next_id + count)
-        next_id += count
-        for index, block_id in enumerate(block_ids):
-            contents[block_id] = token_ids[: 2 * (index + 1)]
-        publish(cache, token_ids, block_ids)
+    for seed in range(200):
+        rng = random.Random(seed)
+        cache, contents = PrefixCache(2, hash_function), {}
+        for _ in range(rng.randint(1, 8)):
+            token_ids = rng.choices(range(3), k=rng.randint(1, 9))
+            for index, entry in enumerate(cache.match(token_ids)):
+                assert contents[entry.block_id] == token_ids[: 2 * (index + 1)], f"seed {seed}"
+            block_ids = [len(contents) + index for index in range(len(token_ids) // 2)]
+            for index, block_id in enumerate(block_ids):
+                contents[block_id] = token_ids[: 2 * (index + 1)]
+            publish(cache, token_ids, block_ids)

@@ -180,11 +180,25 @@ def test_penalties_come_with_the_tokens_on_the_device():
     assert penalties.frequency.tolist() == [0, 0.5]
 
 
+def test_penalties_and_biases_are_those_of_the_chunks_that_sample():
+    """A chunk in the middle of a prompt comes before them, and asks for the same."""
+    rows = Rows(max_num_seqs=2, max_model_len=8, max_blocks=2, device=CPU)
+    params = {"presence_penalty": 1.0, "logit_bias": {3: 1.0}}
+    requests = [make_request("a", [1], [0], **params), make_request("b", [8, 9], [0], **params)]
+    row_ids = [write(rows, request) for request in requests]
+    plan = make_plan(row_ids, [0, 0], [1, 2], [1], [requests[1].sampling_params])
+    settings = rows.settings(plan)
+    assert settings.penalties.rows.tolist() == [0]
+    assert settings.penalties.token_ids.tolist() == [[8, 9]]
+    assert settings.biases.rows.tolist() == [0]
+
+
 @pytest.mark.parametrize(
     ("params", "expected"),
     [
         ({}, False),
         ({"repetition_penalty": 1.1}, True),
+        ({"repetition_penalty": 0.9}, True),
         ({"presence_penalty": -0.1}, True),
         ({"frequency_penalty": 2}, True),
         ({"logit_bias": {1: 1.0}, "top_k": 3}, False),
@@ -214,6 +228,7 @@ def test_the_prompt_length_counts_and_not_what_a_resumed_request_has():
     settings = settings_of(request)
     assert settings.biases.token_ids.tolist() == [2]
     assert settings.penalties.num_prompt_tokens.tolist() == [4]
+    assert settings_of(request, positions=[7]).biases is None
 
 
 def test_biases_name_the_row_of_the_step():

@@ -133,6 +133,8 @@ def test_ties_give_the_lowest_id() -> None:
 def test_temperature_0_is_exact_argmax_beside_random_rows() -> None:
     """Greedy rows are argmax, whatever their filters say, and random rows are random."""
     logits = torch.randn(600, 50, generator=torch.Generator().manual_seed(0))
+    logits[0] -= 9
+    logits[0, [7, 9]] = torch.tensor([1e-9, 2e-9])  # a difference that no softmax shows
     temperature = [0.0, 1.0, 0.0] * 200
     settings = make_rows(600, temperature=temperature, top_k=3, top_p=0.8, seed=range(600))
     token_ids = sample(logits, settings, torch.arange(600))
@@ -175,6 +177,14 @@ def test_weights_are_exact_far_below_the_largest() -> None:
         expected = shifted.exp()[shifted > -80]
         weights = weigh(logits, torch.full((20,), temperature))[shifted > -80]
         assert torch.allclose(weights.double(), expected, rtol=2e-5, atol=0)
+
+
+def test_weights_of_a_row_are_the_same_alone_and_in_a_batch() -> None:
+    """Bit for bit, in rows so short that no vector instruction takes one whole."""
+    logits = torch.randn(300, 7, generator=torch.Generator().manual_seed(0))
+    together = weigh(logits, torch.full((300,), 0.7))
+    alone = [weigh(row, torch.full((1,), 0.7)) for row in logits.split(1)]
+    assert torch.equal(torch.cat(alone), together)
 
 
 @pytest.mark.parametrize("temperature", [1e-6, 1e-38, 1e-45, 100.0, 3e38])

@@ -338,6 +338,18 @@ def test_who_is_still_computed_by_a_step_in_flight_has_to_wait():
 
 
 @pytest.mark.exercise("scheduler.Scheduler.schedule_waiting")
+def test_who_runs_waits_no_longer():
+    """From the queue's head to the end of `running`, with a chunk in the step."""
+    scheduler = make_scheduler(requests=[make_request("a")])
+    running(scheduler, "old", 6)
+    output = SchedulerOutput()
+    scheduler.schedule_waiting(output)
+    assert plan(output) == ["a prefills 4"], "there is room for a: does it get a chunk?"
+    assert names(scheduler.running) == ["old", "a"], "who has a chunk runs: is a behind old?"
+    assert names(scheduler.waiting) == [], "a runs now: did it leave the queue?"
+
+
+@pytest.mark.exercise("scheduler.Scheduler.schedule_waiting")
 def test_prompts_fill_the_budget_in_order_of_arrival():
     """Budget 10, three prompts of 4."""
     scheduler = make_scheduler(budget=10, requests=[make_request(name) for name in "abc"])
@@ -347,15 +359,6 @@ def test_prompts_fill_the_budget_in_order_of_arrival():
     assert plan(output) == ["a prefills 4", "b prefills 4", "c prefills 2"], (
         "4 + 4 leave 2 of the budget of 10: does the third prompt get them?"
     )
-
-
-@pytest.mark.exercise("scheduler.Scheduler.schedule_waiting")
-def test_who_runs_waits_no_longer():
-    """From the queue's head to the end of `running`."""
-    scheduler = make_scheduler(budget=6, requests=[make_request(name) for name in "abc"])
-    scheduler.schedule_waiting(SchedulerOutput())
-    assert names(scheduler.running) == ["a", "b"], "who has a chunk runs: is it in `running`?"
-    assert names(scheduler.waiting) == ["c"], "a and b run: did they leave the queue?"
 
 
 @pytest.mark.exercise("scheduler.Scheduler.schedule_waiting")

@@ -222,6 +222,15 @@ def test_what_nothing_joins_stays_single():
 
 
 @pytest.mark.exercise("tokenizer.Tokenizer.encode")
+def test_the_ids_of_a_text_are_one_flat_list():
+    """Whatever pieces it was cut into."""
+    tokenizer = small()
+    assert tokenizer.encode("low lower") == [LOW, LOW, ER], (
+        "text_ids gives a list for each piece: do you append it where you want to extend?"
+    )
+
+
+@pytest.mark.exercise("tokenizer.Tokenizer.encode")
 def test_what_a_stranger_typed_is_text():
     """A control token in a text that no program wrote is four ordinary characters."""
     tokenizer = small()

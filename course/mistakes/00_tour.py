@@ -7,7 +7,9 @@ Read as text, never imported. Above each stands the rule of the lesson that the 
 
 
 # rule 1
-@mistake("bench_results.percentile", "values come in any order: do you sort them first?")
+@mistake(
+    "bench_results.percentile", "the 0th is the smallest, wherever it stands: do you sort first?"
+)
 def percentile(values: Sequence[float], percent: float) -> float:
     if not values:
         raise ValueError("there is no percentile of 0 values")
@@ -18,9 +20,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 # rule 1
-@mistake(
-    "bench_results.percentile", "the caller's list has changed: do you sort it, or a copy?"
-)
+@mistake("bench_results.percentile", "the caller's list has changed: do you sort it, or a copy?")
 def percentile(values: Sequence[float], percent: float) -> float:
     if not values:
         raise ValueError("there is no percentile of 0 values")
@@ -31,10 +31,20 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return values[low] + (values[high] - values[low]) * (place - low)
 
 
+# rule 1
+@mistake("bench_results.percentile", "values.sort() gives None back: which sort gives a copy?")
+def percentile(values: Sequence[float], percent: float) -> float:
+    if not values:
+        raise ValueError("there is no percentile of 0 values")
+    ordered = values.sort()
+    place = (len(ordered) - 1) * percent / 100
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
 # rule 2
-@mistake(
-    "bench_results.percentile", "4 values have 3 steps between them: do you multiply by 4?"
-)
+@mistake("bench_results.percentile", "4 values have 3 steps between them: do you multiply by 4?")
 def percentile(values: Sequence[float], percent: float) -> float:
     if not values:
         raise ValueError("there is no percentile of 0 values")
@@ -104,6 +114,27 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return (ordered[low] + ordered[int(high)]) / 2
 
 
+# rule 3
+@mistake(
+    "bench_results.percentile", "at a whole place both shares are 0: are floor and ceil the same?"
+)
+def percentile(values: Sequence[float], percent: float) -> float:
+    if not values:
+        raise ValueError("there is no percentile of 0 values")
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * percent / 100
+    low, high = int(place // 1), int(-(-place // 1))
+    return ordered[low] * (high - place) + ordered[high] * (place - low)
+
+
+# rule 2
+@mistake("bench_results.percentile", "this is the middle every time: where does percent come in?")
+def percentile(values: Sequence[float], percent: float) -> float:
+    if not values:
+        raise ValueError("there is no percentile of 0 values")
+    return sorted(values)[len(values) // 2]
+
+
 # rule 4
 @mistake("bench_results.percentile", "no values: do you raise a ValueError before all else?")
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -115,7 +146,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 # rule 4
-@mistake("bench_results.percentile", "0 s would be a very fast engine: do you hide that")
+@mistake("bench_results.percentile", "a wait of 0 would be news: do you return it for no values?")
 def percentile(values: Sequence[float], percent: float) -> float:
     if not values:
         return 0.0

@@ -8,7 +8,10 @@ Above each stands the rule of the lesson that the answer breaks.
 
 
 # rule 2
-@mistake("tokenizer.best_pair", "do you take the first pair that you find?")
+@mistake(
+    "tokenizer.best_pair",
+    "l, o has rank 0 and e, r rank 2: do you take the first pair that you find?",
+)
 def best_pair(tokens: Sequence[str], merges: Merges) -> tuple[str, str] | None:
     for pair in zip(tokens, tokens[1:]):
         if pair in merges:
@@ -17,7 +20,9 @@ def best_pair(tokens: Sequence[str], merges: Merges) -> tuple[str, str] | None:
 
 
 # rule 2
-@mistake("tokenizer.best_pair", "the best there is: does your code take 0 for nothing?")
+@mistake(
+    "tokenizer.best_pair", "l, o has rank 0, the best there is: does your code take 0 for nothing?"
+)
 def best_pair(tokens: Sequence[str], merges: Merges) -> tuple[str, str] | None:
     pairs = [pair for pair in zip(tokens, tokens[1:]) if merges.get(pair)]
     return min(pairs, key=merges.get, default=None)
@@ -31,17 +36,26 @@ def best_pair(tokens: Sequence[str], merges: Merges) -> tuple[str, str] | None:
 
 
 # rule 4
-@mistake("tokenizer.best_pair", "does min() of nothing stop your code?")
+@mistake("tokenizer.best_pair", "there are no neighbours: does min() of nothing stop your code?")
 def best_pair(tokens: Sequence[str], merges: Merges) -> tuple[str, str] | None:
     best = min(zip(tokens, tokens[1:]), key=lambda pair: merges.get(pair, float("inf")))
     return best if best in merges else None
+
+
+# rule 2
+@mistake("tokenizer.best_pair", "a pair that is not in the list has no rank: what does get give?")
+def best_pair(tokens: Sequence[str], merges: Merges) -> tuple[str, str] | None:
+    return min(zip(tokens, tokens[1:]), key=merges.get, default=None)
 
 
 # -- merge_pair --
 
 
 # rule 3
-@mistake("tokenizer.merge_pair", "do you skip the one that was used up?")
+@mistake(
+    "tokenizer.merge_pair",
+    "a token is joined once, from the left: do you skip the one that was used up?",
+)
 def merge_pair(tokens: Sequence[str], pair: tuple[str, str]) -> list[str]:
     merged = list(tokens[:1])
     for left, right in zip(tokens, tokens[1:]):
@@ -62,13 +76,15 @@ def merge_pair(tokens: Sequence[str], pair: tuple[str, str]) -> list[str]:
 
 
 # rule 3
-@mistake("tokenizer.merge_pair", "do you join all to one text and replace in that?")
+@mistake("tokenizer.merge_pair", "aa is not a: do you join all to one text and replace in that?")
 def merge_pair(tokens: Sequence[str], pair: tuple[str, str]) -> list[str]:
     return " ".join(tokens).replace(" ".join(pair), "".join(pair)).split()
 
 
 # rule 3
-@mistake("tokenizer.merge_pair", "x is the last token and has no right neighbour: did you forget")
+@mistake(
+    "tokenizer.merge_pair", "x is the last token and has no right neighbour: did you forget it?"
+)
 def merge_pair(tokens: Sequence[str], pair: tuple[str, str]) -> list[str]:
     merged, place = [], 0
     while place < len(tokens) - 1:
@@ -78,11 +94,26 @@ def merge_pair(tokens: Sequence[str], pair: tuple[str, str]) -> list[str]:
     return merged
 
 
+# rule 3
+@mistake(
+    "tokenizer.merge_pair", "the list gets shorter while you go through it: do you build a new one?"
+)
+def merge_pair(tokens: Sequence[str], pair: tuple[str, str]) -> list[str]:
+    merged = list(tokens)
+    for place in range(len(merged) - 1):
+        if (merged[place], merged[place + 1]) == pair:
+            merged[place : place + 2] = ["".join(pair)]
+    return merged
+
+
 # -- encode_word --
 
 
 # rule 4
-@mistake("tokenizer.encode_word", "do you go on until none is left?")
+@mistake(
+    "tokenizer.encode_word",
+    "lo, w is a pair once l, o was joined: do you go on until none is left?",
+)
 def encode_word(word: Iterable[str], merges: Merges) -> list[str]:
     tokens = list(word)
     pair = best_pair(tokens, merges)
@@ -92,7 +123,10 @@ def encode_word(word: Iterable[str], merges: Merges) -> list[str]:
 
 
 # rule 2
-@mistake("tokenizer.encode_word", "do you look for the longest token?")
+@mistake(
+    "tokenizer.encode_word",
+    "b, c has rank 0, and then nothing is left to join: do you look for the longest token?",
+)
 def encode_word(word: Iterable[str], merges: Merges) -> list[str]:
     known = {left + right for left, right in merges}
     characters, tokens, start = list(word), [], 0
@@ -105,11 +139,23 @@ def encode_word(word: Iterable[str], merges: Merges) -> list[str]:
     return tokens
 
 
+# rule 4
+@mistake("tokenizer.encode_word", "merge_pair returns a new list: do you keep it?")
+def encode_word(word: Iterable[str], merges: Merges) -> list[str]:
+    tokens = list(word)
+    while (pair := best_pair(tokens, merges)) is not None:
+        merge_pair(tokens, pair)
+    return tokens
+
+
 # -- Tokenizer.encode --
 
 
 # rule 5
-@mistake("tokenizer.Tokenizer.encode", "do you look for special tokens without being asked to?")
+@mistake(
+    "tokenizer.Tokenizer.encode",
+    "a stranger typed <e>: do you look for special tokens without being asked to?",
+)
 def encode(
     self, text: str, *, parse_special: bool = False, add_special_tokens: bool = True
 ) -> list[int]:
@@ -121,7 +167,10 @@ def encode(
 
 
 # rule 5
-@mistake("tokenizer.Tokenizer.encode", "and not special: do you look for no added token at all?")
+@mistake(
+    "tokenizer.Tokenizer.encode",
+    "<t> is an added token, and not special: do you look for no added token at all?",
+)
 def encode(
     self, text: str, *, parse_special: bool = False, add_special_tokens: bool = True
 ) -> list[int]:
@@ -133,7 +182,9 @@ def encode(
 
 
 # rule 5
-@mistake("tokenizer.Tokenizer.encode", "add_special_tokens=False: do you put them there all")
+@mistake(
+    "tokenizer.Tokenizer.encode", "add_special_tokens=False: do you put them there all the same?"
+)
 def encode(
     self, text: str, *, parse_special: bool = False, add_special_tokens: bool = True
 ) -> list[int]:
@@ -146,7 +197,9 @@ def encode(
 
 
 # rule 5
-@mistake("tokenizer.Tokenizer.encode", "1 before it all and 2 behind it all: are they there")
+@mistake(
+    "tokenizer.Tokenizer.encode", "1 before it all and 2 behind it all: are they there, and once?"
+)
 def encode(
     self, text: str, *, parse_special: bool = False, add_special_tokens: bool = True
 ) -> list[int]:
@@ -161,11 +214,45 @@ def encode(
     return ids
 
 
+# rule 5
+@mistake(
+    "tokenizer.Tokenizer.encode",
+    "text_ids gives a list for each piece: do you append it where you want to extend?",
+)
+def encode(
+    self, text: str, *, parse_special: bool = False, add_special_tokens: bool = True
+) -> list[int]:
+    checked_text(text)
+    ids: list[int] = []
+    added = self.all_added if parse_special else self.plain_added
+    for piece in split_at_tokens(text, *added):
+        ids.append(piece if isinstance(piece, int) else self.text_ids(piece))
+    return [*self.file.prefix_ids, *ids, *self.file.suffix_ids] if add_special_tokens else ids
+
+
+# rule 5
+@mistake(
+    "tokenizer.Tokenizer.encode",
+    "the tuple holds a pattern and a dict: is there a * before it, to hand over both?",
+)
+def encode(
+    self, text: str, *, parse_special: bool = False, add_special_tokens: bool = True
+) -> list[int]:
+    checked_text(text)
+    ids: list[int] = []
+    for piece in split_at_tokens(text, self.all_added if parse_special else self.plain_added):
+        ids += [piece] if isinstance(piece, int) else self.text_ids(piece)
+    return [*self.file.prefix_ids, *ids, *self.file.suffix_ids] if add_special_tokens else ids
+
+
 # -- unfinished_bytes --
 
 
 # rule 6
-@mistake("tokenizer.unfinished_bytes", "do you compare its bytes with how many it needs?")
+@mistake(
+    "tokenizer.unfinished_bytes",
+    "the last character is complete: do you compare its bytes with how many it needs?",
+)
 def unfinished_bytes(data: bytes) -> int:
     for size in range(1, min(3, len(data)) + 1):
         if character_size(data[-size]) > 1:
@@ -174,7 +261,10 @@ def unfinished_bytes(data: bytes) -> int:
 
 
 # rule 6
-@mistake("tokenizer.unfinished_bytes", "do you count the missing one, or those that wait?")
+@mistake(
+    "tokenizer.unfinished_bytes",
+    "3 of the 4 bytes of an emoji are there: do you count the missing one, or those that wait?",
+)
 def unfinished_bytes(data: bytes) -> int:
     for size in range(1, min(3, len(data)) + 1):
         if needed := character_size(data[-size]):
@@ -183,7 +273,7 @@ def unfinished_bytes(data: bytes) -> int:
 
 
 # rule 7
-@mistake("tokenizer.unfinished_bytes", "begin no character: would they wait for ever?")
+@mistake("tokenizer.unfinished_bytes", "these bytes begin no character: would they wait for ever?")
 def unfinished_bytes(data: bytes) -> int:
     for size in range(min(4, len(data) + 1)):
         try:
@@ -194,11 +284,23 @@ def unfinished_bytes(data: bytes) -> int:
     return 0
 
 
+# rule 6
+@mistake(
+    "tokenizer.unfinished_bytes",
+    "a character may have begun 3 bytes ago: do you look at the last byte only?",
+)
+def unfinished_bytes(data: bytes) -> int:
+    return 1 if data and character_size(data[-1]) > 1 else 0
+
+
 # -- Detokenizer.push --
 
 
 # rules 1 and 6
-@mistake("tokenizer.Detokenizer.push", "do you put what was held in front of the new bytes?")
+@mistake(
+    "tokenizer.Detokenizer.push",
+    "é in two tokens, 한 in three: do you put what was held in front of the new bytes?",
+)
 def push(self, token_id: int) -> str:
     if token_id in self.skipped_ids:
         return ""
@@ -206,7 +308,9 @@ def push(self, token_id: int) -> str:
 
 
 # rule 6
-@mistake("tokenizer.Detokenizer.push", "C3 is not: do you hold back the whole token?")
+@mistake(
+    "tokenizer.Detokenizer.push", "low is complete, C3 is not: do you hold back the whole token?"
+)
 def push(self, token_id: int) -> str:
     if token_id in self.skipped_ids:
         return ""
@@ -219,7 +323,9 @@ def push(self, token_id: int) -> str:
 
 
 # rule 7
-@mistake("tokenizer.Detokenizer.push", "FF and a C3 without its A9 are U+FFFD each: do you drop")
+@mistake(
+    "tokenizer.Detokenizer.push", "FF and a C3 without its A9 are U+FFFD each: do you drop them?"
+)
 def push(self, token_id: int) -> str:
     if token_id in self.skipped_ids:
         return ""
@@ -230,7 +336,9 @@ def push(self, token_id: int) -> str:
 
 
 # rule 7
-@mistake("tokenizer.Detokenizer.push", "do you hold back whatever ends in one?")
+@mistake(
+    "tokenizer.Detokenizer.push", "this U+FFFD is complete: do you hold back whatever ends in one?"
+)
 def push(self, token_id: int) -> str:
     if token_id in self.skipped_ids:
         return ""
@@ -244,7 +352,10 @@ def push(self, token_id: int) -> str:
 
 
 # rule 7
-@mistake("tokenizer.Detokenizer.push", "between the halves of é too: do you ask skipped_ids before")
+@mistake(
+    "tokenizer.Detokenizer.push",
+    "<e> is skipped, between the halves of é too: do you ask skipped_ids before all else?",
+)
 def push(self, token_id: int) -> str:
     if token_id in self.skipped_ids:
         return self.finish()
@@ -252,3 +363,14 @@ def push(self, token_id: int) -> str:
     end = len(data) - unfinished_bytes(data)
     self.held = data[end:]
     return data[:end].decode("utf-8", "replace")
+
+
+# rule 6
+@mistake("tokenizer.Detokenizer.push", "where nothing is unfinished, a slice to -0 is empty")
+def push(self, token_id: int) -> str:
+    if token_id in self.skipped_ids:
+        return ""
+    data = self.held + self.tokenizer.token_bytes(token_id)
+    size = unfinished_bytes(data)
+    self.held = data[-size:]
+    return data[:-size].decode("utf-8", "replace")

@@ -8,7 +8,9 @@ Above each stands the rule of the lesson that the answer breaks.
 
 
 # rule 3
-@mistake("scheduler.next_chunk", "does your chunk run past the last one?")
+@mistake(
+    "scheduler.next_chunk", "only 36 of 100 tokens are left: does your chunk run past the last one?"
+)
 def next_chunk(request: Request, budget: int) -> Chunk:
     start = request.num_computed_tokens
     samples = start + budget >= request.num_tokens
@@ -63,7 +65,9 @@ def next_chunk(request: Request, budget: int) -> Chunk:
 
 
 # rule 5
-@mistake("scheduler.finish_reason", "do you ask for the length first?")
+@mistake(
+    "scheduler.finish_reason", "the model had come to its end: do you ask for the length first?"
+)
 def finish_reason(request: Request) -> FinishReason | None:
     if len(request.token_ids) >= request.max_num_tokens:
         return "length"
@@ -83,7 +87,10 @@ def finish_reason(request: Request) -> FinishReason | None:
 
 
 # rule 5
-@mistake("scheduler.finish_reason", "do you count num_tokens, which runs ahead?")
+@mistake(
+    "scheduler.finish_reason",
+    "the third token is not read yet: do you count num_tokens, which runs ahead?",
+)
 def finish_reason(request: Request) -> FinishReason | None:
     if request.token_ids[-1] in request.stop_token_ids:
         return "stop"
@@ -91,7 +98,10 @@ def finish_reason(request: Request) -> FinishReason | None:
 
 
 # rule 5
-@mistake("scheduler.finish_reason", "do you look at more than the last token?")
+@mistake(
+    "scheduler.finish_reason",
+    "the stop token stands in the prompt: do you look at more than the last token?",
+)
 def finish_reason(request: Request) -> FinishReason | None:
     if request.stop_token_ids & set(request.token_ids):
         return "stop"
@@ -102,7 +112,10 @@ def finish_reason(request: Request) -> FinishReason | None:
 
 
 # rule 6
-@mistake("scheduler.Scheduler.admit", "who frees that?")
+@mistake(
+    "scheduler.Scheduler.admit",
+    "refused, and still it holds what reuse_prefix gave it: who frees that?",
+)
 def admit(self, request: Request) -> bool:
     if request.num_in_flight:
         return False
@@ -115,7 +128,10 @@ def admit(self, request: Request) -> bool:
 
 
 # rule 6
-@mistake("scheduler.Scheduler.admit", "the watermark is 10: do you ask allocate to keep it?")
+@mistake(
+    "scheduler.Scheduler.admit",
+    "71 beside 20 of 100 would leave 9, the watermark is 10: do you ask allocate to keep it?",
+)
 def admit(self, request: Request) -> bool:
     if request.num_in_flight:
         return False
@@ -129,7 +145,10 @@ def admit(self, request: Request) -> bool:
 
 
 # rule 6
-@mistake("scheduler.Scheduler.admit", "would `a` have to wait for ever?")
+@mistake(
+    "scheduler.Scheduler.admit",
+    "nobody runs, so the reserve is for nobody: would `a` have to wait for ever?",
+)
 def admit(self, request: Request) -> bool:
     if request.num_in_flight:
         return False
@@ -160,7 +179,10 @@ def admit(self, request: Request) -> bool:
 
 
 # rule 6
-@mistake("scheduler.Scheduler.admit", "did you take off the known ones?")
+@mistake(
+    "scheduler.Scheduler.admit",
+    "allocate is told how many tokens the request has in all: did you take off the known ones?",
+)
 def admit(self, request: Request) -> bool:
     if request.num_in_flight:
         return False
@@ -177,8 +199,28 @@ def admit(self, request: Request) -> bool:
 # -- Scheduler.schedule_waiting --
 
 
+# rule 5
+@mistake("scheduler.Scheduler.schedule_waiting", "a runs now: did it leave the queue?")
+def schedule_waiting(self, output: SchedulerOutput) -> None:
+    budget = self.max_num_batched_tokens - output.num_tokens
+    while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
+        request = self.waiting[0]
+        if self.admit(request):
+            self.running.append(request)
+            chunk = next_chunk(request, budget)
+            self._take(chunk, output)
+            budget -= chunk.length
+        elif self.running or self.num_unread_steps:
+            break
+        else:
+            self._fail(self.waiting.popleft(), output)
+
+
 # rule 1
-@mistake("scheduler.Scheduler.schedule_waiting", "do you take off what each chunk uses?")
+@mistake(
+    "scheduler.Scheduler.schedule_waiting",
+    "a budget of 10 for all: do you take off what each chunk uses?",
+)
 def schedule_waiting(self, output: SchedulerOutput) -> None:
     budget = self.max_num_batched_tokens - output.num_tokens
     while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
@@ -193,7 +235,10 @@ def schedule_waiting(self, output: SchedulerOutput) -> None:
 
 
 # rule 5
-@mistake("scheduler.Scheduler.schedule_waiting", "when does big ever get its turn?")
+@mistake(
+    "scheduler.Scheduler.schedule_waiting",
+    "small stands behind big: if the small ones pass, when does big ever get its turn?",
+)
 def schedule_waiting(self, output: SchedulerOutput) -> None:
     budget = self.max_num_batched_tokens - output.num_tokens
     for request in list(self.waiting):
@@ -211,7 +256,10 @@ def schedule_waiting(self, output: SchedulerOutput) -> None:
 
 
 # rule 8
-@mistake("scheduler.Scheduler.schedule_waiting", "do you fail a request while others hold memory?")
+@mistake(
+    "scheduler.Scheduler.schedule_waiting",
+    "big fits when old has ended: do you fail a request while others hold memory?",
+)
 def schedule_waiting(self, output: SchedulerOutput) -> None:
     budget = self.max_num_batched_tokens - output.num_tokens
     while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
@@ -226,7 +274,10 @@ def schedule_waiting(self, output: SchedulerOutput) -> None:
 
 
 # rule 8
-@mistake("scheduler.Scheduler.schedule_waiting", "does huge wait for ever?")
+@mistake(
+    "scheduler.Scheduler.schedule_waiting",
+    "nobody runs, so no memory will come free: does huge wait for ever?",
+)
 def schedule_waiting(self, output: SchedulerOutput) -> None:
     budget = self.max_num_batched_tokens - output.num_tokens
     while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
@@ -243,7 +294,10 @@ def schedule_waiting(self, output: SchedulerOutput) -> None:
 
 
 # rule 7
-@mistake("scheduler.Scheduler.make_room", "which end of `running` do you take?")
+@mistake(
+    "scheduler.Scheduler.make_room",
+    "the newest has the least to lose: which end of `running` do you take?",
+)
 def make_room(self, request: Request, output: SchedulerOutput) -> bool:
     while not self.memory.allocate(request, request.num_computed_tokens + 1):
         victim = self.running[0]
@@ -258,7 +312,10 @@ def make_room(self, request: Request, output: SchedulerOutput) -> bool:
 
 
 # rule 8
-@mistake("scheduler.Scheduler.make_room", "for ever: who ends that?")
+@mistake(
+    "scheduler.Scheduler.make_room",
+    "alone, it would come back, grow and be thrown out again, for ever: who ends that?",
+)
 def make_room(self, request: Request, output: SchedulerOutput) -> bool:
     while not self.memory.allocate(request, request.num_computed_tokens + 1):
         victim = self.running[-1]
@@ -269,7 +326,10 @@ def make_room(self, request: Request, output: SchedulerOutput) -> bool:
 
 
 # rule 7
-@mistake("scheduler.Scheduler.make_room", "do you try again after each one?")
+@mistake(
+    "scheduler.Scheduler.make_room",
+    "d gave nothing back, c gave enough: do you try again after each one?",
+)
 def make_room(self, request: Request, output: SchedulerOutput) -> bool:
     if self.memory.allocate(request, request.num_computed_tokens + 1):
         return True
@@ -285,7 +345,10 @@ def make_room(self, request: Request, output: SchedulerOutput) -> bool:
 
 
 # rule 7
-@mistake("scheduler.Scheduler.make_room", "do you ask for more than one")
+@mistake(
+    "scheduler.Scheduler.make_room",
+    "the 7th token fits: do you ask for more than one, or is a `return True` missing?",
+)
 def make_room(self, request: Request, output: SchedulerOutput) -> bool:
     while not self.memory.allocate(request, request.num_tokens + 1):
         victim = self.running[-1]
@@ -305,7 +368,7 @@ def make_room(self, request: Request, output: SchedulerOutput) -> bool:
 # rule 2
 @mistake(
     "scheduler.Scheduler.schedule",
-    "does everybody that decodes get a token before any prompt?",
+    "a is answering, b is new: does everybody that decodes get a token before any prompt?",
 )
 def schedule(self) -> SchedulerOutput:
     output = SchedulerOutput()
@@ -324,7 +387,10 @@ def schedule(self) -> SchedulerOutput:
 
 
 # rule 5
-@mistake("scheduler.Scheduler.schedule", "does c get a's place, or wait until b is done too?")
+@mistake(
+    "scheduler.Scheduler.schedule",
+    "a has left, b still runs: does c get a's place, or wait until b is done too?",
+)
 def schedule(self) -> SchedulerOutput:
     output = SchedulerOutput()
     for request in list(self.running):
@@ -341,7 +407,10 @@ def schedule(self) -> SchedulerOutput:
 
 
 # rule 1
-@mistake("scheduler.Scheduler.schedule", "what do all chunks of the step come to?")
+@mistake(
+    "scheduler.Scheduler.schedule",
+    "prompts wait and the budget is 10: what do all chunks of the step come to?",
+)
 def schedule(self) -> SchedulerOutput:
     output = SchedulerOutput()
     for request in list(self.running):
@@ -355,7 +424,10 @@ def schedule(self) -> SchedulerOutput:
 
 
 # rule 7
-@mistake("scheduler.Scheduler.schedule", "does it get a chunk all the same?")
+@mistake(
+    "scheduler.Scheduler.schedule",
+    "new was thrown out for old's token: does it get a chunk all the same?",
+)
 def schedule(self) -> SchedulerOutput:
     output = SchedulerOutput()
     decoding = [r for r in self.running if r.is_decoding and r.num_tokens < r.max_num_tokens]
@@ -371,7 +443,10 @@ def schedule(self) -> SchedulerOutput:
 
 
 # rule 1
-@mistake("scheduler.Scheduler.schedule", "do you compare num_tokens with max_num_tokens?")
+@mistake(
+    "scheduler.Scheduler.schedule",
+    "three tokens are on their way: do you compare num_tokens with max_num_tokens?",
+)
 def schedule(self) -> SchedulerOutput:
     output = SchedulerOutput()
     for request in list(self.running):
