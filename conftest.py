@@ -9,6 +9,8 @@ name and the map. Tests do without this file: they also run with `--noconftest`.
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -35,6 +37,9 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         option.numprocesses = min(cores, MAX_WORKERS)
         # Threads that wait for each other's cores cost more than they bring.
         os.environ.setdefault("OMP_NUM_THREADS", str(cores // option.numprocesses))
+        # Compiled here once, instead of by each worker and notebook.
+        code = "from minivllm import cpu_ops; cpu_ops.warm_up()"
+        subprocess.run([sys.executable, "-c", code], cwd=config.rootpath, check=False)
 
 
 def pytest_configure(config: pytest.Config) -> None:

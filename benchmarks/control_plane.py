@@ -53,9 +53,11 @@ class Case:
 class FixedTokens:
     """A runner without a model: every request gets the same token, at once."""
 
+    model = SimpleNamespace(config=SimpleNamespace(vocab_size=2**16))
+
     def launch(self, chunks: Sequence[Chunk]) -> Any:
         token_ids = [1] * sum(chunk.samples for chunk in chunks)
-        return SimpleNamespace(wait=lambda: token_ids)
+        return SimpleNamespace(wait=lambda: token_ids, ranked=None)
 
     def release(self, request: object) -> None:
         """There is nothing to give back."""
@@ -97,7 +99,9 @@ def add(outputs: OutputProcessor, number: int, num_tokens: int, streamed: bool) 
     """Queue a request whose prompt begins with its number, so that no two share a prefix."""
     params = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
     prompt = EncodedPrompt(None, [number] + [1] * (num_tokens - 1))
-    outputs.add(prompt, params, str(number)).is_streamed = streamed
+    parent = outputs.add(prompt, params, str(number))
+    if streamed:
+        outputs.watch(parent)
 
 
 def step(engine: Engine, outputs: OutputProcessor) -> None:

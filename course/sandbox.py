@@ -31,7 +31,9 @@ def make(folder: Path, reference: bool = False) -> Path:
     `reference`: without the ledger, and with our version of every exercise in place of the
     learner's.
     """
-    skip = shutil.ignore_patterns("__pycache__", "*.tmp", "lock", ".hypothesis")
+    # Bytecode stays behind, for it could be stale. What numba compiled goes along: it knows its
+    # source by time and size, which the copy keeps, and takes half a minute to make again.
+    skip = shutil.ignore_patterns("*.pyc", "*.tmp", "lock", ".hypothesis")
     for name in ("minivllm", "tests"):
         shutil.copytree(ex.root() / name, folder / name, ignore=skip)
     shutil.copy(ex.root() / "pyproject.toml", folder)

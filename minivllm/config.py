@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+ATTENTION_BACKENDS = ("auto", "torch", "numba")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,9 @@ class EngineConfig:
     watermark: float = 0.06
     # Keep the KV blocks of finished requests and reuse them for equal prefixes.
     enable_prefix_caching: bool = True
+    # Whose kernels do attention and the small operations: plain PyTorch ("torch"), or on a CPU
+    # numba's, with packed weights ("numba"). "auto": the fastest that is installed and fits.
+    attention_backend: str = "auto"
     # Launch a step before the one before it is read, so that the device never waits for the
     # host. None: on a GPU; on a CPU host and device are the same cores, and there is no gain.
     overlap: bool | None = None
@@ -77,6 +81,7 @@ class EngineConfig:
             require_number("memory_utilization", self.memory_utilization, 0, 1, open_low=True)
         require_number("watermark", self.watermark, 0, 0.5)
         require_bool("enable_prefix_caching", self.enable_prefix_caching)
+        require_choice("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         if self.overlap is not None:
             require_bool("overlap", self.overlap)
         require_int("seed", self.seed, 0, 2**63 - 1)

@@ -272,30 +272,35 @@ def _score_block(queries, keys, head, scale, scores):
 
 
 @njit(parallel=True, **FAST)
-def decode_attention(q, k_cache, v_cache, block_table, seq_lens, scale, out):
+def decode_attention(q, k_cache, v_cache, block_table, seq_lens, scale, out, shares):
     """`softmax(q @ k.T * scale) @ v` of one query per request, straight from the blocks.
 
-    `q, out [N, H, D]`, caches `[num_blocks, B, K, D]`, D a multiple of 16. One request's group
-    of G query heads is one piece of work: it reads each key and value once for all of them.
+    `q, out [N, H, D]`, caches `[num_blocks, B, K, D]`, D a multiple of 16. The work of a request
+    is cut into `shares` pieces (1 or K) by key/value heads. A piece reads each of its keys and
+    values once for all G query heads, and with one piece whole blocks, as they lie in memory.
     """
-    block_size, num_kv_heads = k_cache.shape[1:3]
-    size = q.shape[1] // num_kv_heads
-    for piece in prange(len(q) * num_kv_heads):
-        n, head = piece // num_kv_heads, piece % num_kv_heads
-        heads = slice(head * size, (head + 1) * size)
-        length, result = seq_lens[n], out[n, heads]
-        scores = np.empty((size, length), np.float32)
-        for j in range((length + block_size - 1) // block_size):
+    block_size, num_heads = k_cache.shape[1], k_cache.shape[2] // shares
+    size = q.shape[1] // k_cache.shape[2]
+    for piece in prange(len(q) * shares):
+        n, first = piece // shares, piece % shares * num_heads
+        queries = q[n, first * size : (first + num_heads) * size]
+        result = out[n, first * size : (first + num_heads) * size]
+        num_blocks = (seq_lens[n] + block_size - 1) // block_size
+        scores = np.empty((num_heads * size, seq_lens[n]), np.float32)
+        for j in range(num_blocks):
             keys = k_cache[block_table[n, j]]
             block = scores[:, j * block_size : (j + 1) * block_size]
-            _score_block(q[n, heads], keys, head, scale, block)
+            for head in range(num_heads):
+                group = slice(head * size, (head + 1) * size)
+                _score_block(queries[group], keys, first + head, scale, block[group])
+        for row in range(len(scores)):
+            _softmax(scores[row])
         result[:] = 0
-        for g in range(size):
-            _softmax(scores[g])
-            for j in range((length + block_size - 1) // block_size):
-                values = v_cache[block_table[n, j], :, head]
-                weights = scores[g, j * block_size : (j + 1) * block_size]
+        for j in range(num_blocks):
+            for row in range(len(scores)):
+                values = v_cache[block_table[n, j], :, first + row // size]
+                weights = scores[row, j * block_size : (j + 1) * block_size]
                 add_rows(
-                    result[g].ctypes.data, values.ctypes.data, values.strides[0],
+                    result[row].ctypes.data, values.ctypes.data, values.strides[0],
                     weights.ctypes.data, len(weights), q.shape[2] // 16,
                 )  # fmt: skip

@@ -23,9 +23,9 @@ from minivllm.ops import embed, linear, rope_table, slot_mapping
 try:
     import numba
 
-    from minivllm import cpu_kernels
+    from minivllm import cpu_kernels, cpu_layers
 except ImportError:  # numba is an extra: everything works without it, only slower
-    cpu_kernels = None  # type: ignore[assignment]
+    cpu_kernels = cpu_layers = None  # type: ignore[assignment]
 
 __all__ = [
     "apply_rope",
@@ -159,8 +159,10 @@ def decode_attention(
     if not has_kernels(q) or q.shape[2] % 16 != 0:
         return ops.decode_attention(q, k_cache, v_cache, block_table, seq_lens, scale)
     out = torch.empty_like(q)
-    tensors = q, k_cache, v_cache, block_table, seq_lens
-    cpu_kernels.decode_attention(*(t.numpy() for t in tensors), scale, out.numpy())
+    arrays = [t.numpy() for t in (q, k_cache, v_cache, block_table, seq_lens)]
+    # A request is one piece of work if there are enough of them for all threads.
+    shares = 1 if len(q) >= num_threads() else k_cache.shape[2]
+    cpu_kernels.decode_attention(*arrays, scale, out.numpy(), shares)
     return out
 
 

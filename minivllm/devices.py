@@ -6,6 +6,7 @@ Leaves out how much of the memory goes where (`model_runner`). Given (no noteboo
 from __future__ import annotations
 
 import warnings
+from importlib.util import find_spec
 
 import psutil
 import torch
@@ -48,6 +49,24 @@ def cpu_has_bfloat16() -> bool:
     # Not every PyTorch that we support has these probes; without them, no is the safe answer.
     probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     return any(getattr(torch.cpu, probe, bool)() for probe in probes)
+
+
+def choose_backend(name: str, device: torch.device) -> str:
+    """Whose kernels to use, "torch" or "numba"; "auto" is numba's on a CPU, if it is installed.
+
+    Raises ValueError for numba without it, or on another device than a CPU.
+    """
+    fits = device.type == "cpu"
+    has_numba = find_spec("numba") is not None
+    if name == "numba" and not fits:
+        raise ValueError(
+            f"attention_backend='numba' runs on a CPU, and the device is {device}; take 'torch'"
+        )
+    if name == "numba" and not has_numba:
+        raise ValueError("attention_backend='numba' needs numba: pip install 'minivllm[cpu]'")
+    if name == "auto":
+        return "numba" if fits and has_numba else "torch"
+    return name
 
 
 def kv_budget(share: float | None, device: torch.device) -> int:

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from minivllm import ops, sampler
+from minivllm import cpu_ops, ops, sampler
 from minivllm.block_manager import BlockManager, NoPrefixes, Prefixes, blocks_for
 from minivllm.config import EngineConfig, replace, set_value
-from minivllm.devices import choose_device, choose_dtype, kv_budget
+from minivllm.devices import choose_backend, choose_device, choose_dtype, kv_budget
 from minivllm.generation_config import generation_defaults
 from minivllm.hub import resolve_model
 from minivllm.logits_processors import rank_tokens
@@ -32,6 +32,7 @@ from minivllm.model_runner import (
     memory_sentence,
     num_blocks_that_fit,
 )
+from minivllm.packed import pack
 from minivllm.prefix_cache import PrefixCache
 from minivllm.request import FinishReason, Request, SchedulerOutput
 from minivllm.scheduler import Scheduler
@@ -239,7 +240,11 @@ def build_engine(config: EngineConfig, *, trace: bool = False, progress: bool = 
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, model_config.dtype, device)
     max_len = config.max_model_len or model_config.max_position
-    model = load_model(path, model_config, dtype, device, max_len, ops=ops, progress=progress)
+    config = replace(config, attention_backend=choose_backend(config.attention_backend, device))
+    step_ops: Any = cpu_ops if config.attention_backend == "numba" else ops
+    model = load_model(path, model_config, dtype, device, max_len, ops=step_ops, progress=progress)
+    if config.attention_backend == "numba":
+        pack(model)
     config = fill_in(config, path, model)
 
     memory = build_memory(config)
@@ -251,7 +256,7 @@ def build_engine(config: EngineConfig, *, trace: bool = False, progress: bool = 
         scheduler=Scheduler(
             memory, set_value(config.max_num_seqs), set_value(config.max_num_batched_tokens)
         ),
-        runner=ModelRunner(model, ops, sampler.sample, model_config, config, rank_tokens),
+        runner=ModelRunner(model, step_ops, sampler.sample, model_config, config, rank_tokens),
         generation_defaults=generation_defaults(path),
         trace=Trace(memory.pool.num_blocks, memory.block_size) if trace else None,
     )

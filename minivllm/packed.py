@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minivllm import cpu_ops
-from minivllm.cpu_ops import cpu_kernels, num_threads
-from minivllm.model import CausalLM, Linear
+from minivllm.cpu_ops import cpu_kernels, cpu_layers, num_threads
+from minivllm.model import Attend, CausalLM, DecoderLayer, Linear
 
 GROUP = 32  # weights of a row that share a scale and a minimum
 # How far a weight may be off the grid, relative to the largest of its group: a few roundings
@@ -50,6 +50,8 @@ def pack(model: CausalLM) -> CausalLM:
         for name, child in list(module.named_children()):
             if isinstance(child, Linear):
                 setattr(module, name, kind(child.weight, child.bias))
+    if kind is PackedLinear:
+        fuse_layers(model)
     # Called like the Linear that stands there in a model with a head of its own.
     model.lm_head = kind(head.weight, None)  # type: ignore[assignment]
     return model
@@ -80,6 +82,11 @@ class Grid:
     codes: np.ndarray  # uint8 [m, n * bits / 8]; byte i of a 4-bit group holds i and i + 16
     scales: np.ndarray  # float32 [m, n / 32, 2]: scale and minimum
 
+    @property
+    def matrix(self) -> tuple[np.ndarray, np.ndarray, int]:
+        """As the kernels take it."""
+        return self.codes, self.scales, self.bits
+
     @classmethod
     def of(cls, weight: Tensor, bits: tuple[int, ...] = (4, 8)) -> Grid | None:
         """The grid that `weight [m, n]` lies on, of the first of the code sizes that will do;
@@ -93,7 +100,7 @@ class Grid:
         """All weights as a float32 tensor `[m, n]`."""
         out = torch.empty(len(self.codes), self.scales.shape[1] * GROUP)
         num_threads()
-        cpu_kernels.unpack(self.codes, self.scales, self.bits, out.numpy())
+        cpu_kernels.unpack(*self.matrix, out.numpy())
         return out
 
 
@@ -124,7 +131,7 @@ class PackedLinear(nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         self.out_size, self.bias = len(weight), bias
-        self.grid = Grid.of(weight)
+        self.grid: Any = Grid.of(weight)
         self.weight: Any = weight if self.grid is None else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -142,9 +149,60 @@ class PackedLinear(nn.Module):
         if grid is None:
             cpu_kernels.dense_product(x, self.weight.numpy(), out, threads)
         elif len(x) == 1:
-            cpu_kernels.packed_vector_product(x[0], grid.codes, grid.scales, grid.bits, out[0])
+            cpu_kernels.packed_vector_product(x[0], *grid.matrix, out[0])
         else:
-            cpu_kernels.packed_product(x, grid.codes, grid.scales, grid.bits, out, threads)
+            cpu_kernels.packed_product(x, *grid.matrix, out, threads)
+
+
+class FusedLayer(nn.Module):
+    """A decoder layer that does few tokens in two calls beside the attention (`cpu_layers`);
+    many tokens go through the layer that it was made from."""
+
+    def __init__(self, layer: DecoderLayer) -> None:
+        super().__init__()
+        self.layer, attention = layer, layer.self_attn
+        self.layer_index, self.head_dim = attention.layer_index, attention.head_dim
+        self.num_heads, self.num_kv_heads = attention.num_heads, attention.num_kv_heads
+        norms: list[Any] = [layer.input_layernorm, layer.post_attention_layernorm]
+        self.norms = [(norm.weight.numpy(), norm.eps) for norm in norms]
+        self.matrices = [product.grid.matrix for product in products_of(layer)]
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        """`x [T, hidden]` -> `[T, hidden]`, as `DecoderLayer.forward`."""
+        if len(x) > FEW_ROWS:
+            return self.layer(x, cos, sin, attend)
+        (first_norm, second_norm), threads = self.norms, num_threads()
+        qkv_proj, o_proj, gate_up_proj, down_proj = self.matrices
+        q, k, v, out = self.buffers(x)
+        angles = cos.numpy(), sin.numpy()
+        targets = q.numpy(), k.numpy(), v.numpy()
+        cpu_layers.before_attention(x.numpy(), first_norm, qkv_proj, *angles, *targets, threads)
+        attended = attend(self.layer_index, q, k, v).flatten(1).numpy()
+        cpu_layers.after_attention(
+            x.numpy(), attended, o_proj, second_norm, gate_up_proj, down_proj, out.numpy(), threads
+        )
+        return out
+
+    def buffers(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """New tensors for queries, keys, values `[T, H or K, D]` and the result."""
+        heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
+        q, k, v = (torch.empty(len(x), count, self.head_dim) for count in heads)
+        return q, k, v, torch.empty_like(x)
+
+
+def fuse_layers(model: CausalLM) -> None:
+    """Replace the decoder layers that `cpu_layers` can do, in place."""
+    layers: Any = model.model.layers
+    for index, layer in enumerate(layers):
+        plain = all(p.grid is not None and p.bias is None for p in products_of(layer))
+        if plain and layer.self_attn.q_norm is None:
+            layers[index] = FusedLayer(layer)
+
+
+def products_of(layer: Any) -> tuple[PackedLinear, PackedLinear, PackedLinear, PackedLinear]:
+    """The four products of a packed decoder layer, in order."""
+    attention, mlp = layer.self_attn, layer.mlp
+    return attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj
 
 
 class Bfloat16Linear(nn.Module):
