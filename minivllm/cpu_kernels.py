@@ -232,13 +232,21 @@ def apply_rope(x, cos, sin, out):
 
 
 @njit(**FAST)
+def copy_heads(source, target):
+    """`target[:] = source` for heads `[K, D]`; numba needs seconds to compile the short form."""
+    for h in range(source.shape[0]):
+        for i in range(source.shape[1]):
+            target[h, i] = source[h, i]
+
+
+@njit(**FAST)
 def store_kv(k, v, k_cache, v_cache, slots):
     """`cache.flatten(0, 1)[slots] = k, v`; `k, v [T, K, D]`, contiguous in the last axis only."""
     block_size = k_cache.shape[1]
     for t in range(len(slots)):
         block, offset = slots[t] // block_size, slots[t] % block_size
-        k_cache[block, offset] = k[t]
-        v_cache[block, offset] = v[t]
+        copy_heads(k[t], k_cache[block, offset])
+        copy_heads(v[t], v_cache[block, offset])
 
 
 # -- attention ---------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from numba import njit
 from minivllm.cpu_kernels import (
     FAST,
     apply_rope,
+    copy_heads,
     packed_product,
     packed_vector_product,
     rms_norm,
@@ -44,16 +45,26 @@ def normalised(x, norm):
 
 
 @njit(**FAST)
+def add(x, y, out):
+    """`out[:] = x + y`; numba needs seconds to compile the short form."""
+    for t in range(x.shape[0]):
+        for i in range(x.shape[1]):
+            out[t, i] = x[t, i] + y[t, i]
+
+
+@njit(**FAST)
 def before_attention(x, norm, qkv_proj, cos, sin, q, k, v, parts):
     """`q, k, v = split_heads(qkv_proj(rms_norm(x)))`, then `apply_rope` to q and k.
 
     `x [T, hidden]` -> `q [T, H, D]`, `k, v [T, K, D]`, all contiguous.
     """
-    heads = product(normalised(x, norm), qkv_proj, parts).reshape(len(x), -1, q.shape[2])
     num_heads, end = q.shape[1], q.shape[1] + k.shape[1]
+    qkv = product(normalised(x, norm), qkv_proj, parts)
+    heads = qkv.reshape((len(x), end + v.shape[1], q.shape[2]))
     apply_rope(heads[:, :num_heads], cos, sin, q)
     apply_rope(heads[:, num_heads:end], cos, sin, k)
-    v[:] = heads[:, end:]
+    for t in range(len(x)):
+        copy_heads(heads[t, end:], v[t])
 
 
 @njit(**FAST)
@@ -62,8 +73,8 @@ def after_attention(x, attended, o_proj, norm, gate_up_proj, down_proj, out, par
 
     `x, out [T, hidden]`, `attended [T, H * D]`.
     """
-    out[:] = x + product(attended, o_proj, parts)
+    add(x, product(attended, o_proj, parts), out)
     gate_up = product(normalised(out, norm), gate_up_proj, parts)
     gated = np.empty((len(x), gate_up.shape[1] // 2), np.float32)
     silu_mul(gate_up, gated)
-    out += product(gated, down_proj, parts)
+    add(out, product(gated, down_proj, parts), out)

@@ -72,15 +72,31 @@ def warm_up() -> None:
     q, k, v = torch.ones(2, 6, 16).split(2, dim=1)
     q, k = apply_rope(q, cos, cos), apply_rope(k, cos, cos)
     cache = torch.zeros(2, 2, 16, 2, 16)
-    store_kv(k, v, cache[0], cache[1], slots)
+    for values in (v, v.contiguous()):
+        store_kv(k, values, cache[0], cache[1], slots)
     decode_attention(q, cache[0], cache[1], slots[:, None].int(), slots.int() + 1, 1.0)
-    codes, scales, out = np.zeros((2, 16), np.uint8), np.zeros((2, 1, 2), np.float32), x.numpy()
-    cpu_kernels.pack(out, 4, 1e-6, codes, scales)
-    cpu_kernels.unpack(codes, scales, 4, out)
-    out = np.zeros((2, 2), np.float32)
-    cpu_kernels.packed_vector_product(x[0].numpy(), codes, scales, 4, out[0])
-    cpu_kernels.packed_product(x.numpy(), codes, scales, 4, out, num_threads())
-    cpu_kernels.dense_product(x.numpy(), x.numpy(), out, num_threads())
+    _warm_up_products(x.numpy(), cos.numpy(), q.numpy())
+
+
+def _warm_up_products(x: np.ndarray, cos: np.ndarray, heads: np.ndarray) -> None:
+    # One matrix [96, 32] serves as every product of a layer with 2 heads of 16.
+    weight, out, threads = (
+        np.ones((96, 32), np.float32),
+        np.empty((2, 96), np.float32),
+        num_threads(),
+    )
+    codes, scales = np.zeros((96, 16), np.uint8), np.zeros((96, 1, 2), np.float32)
+    cpu_kernels.pack(weight, 4, 1e-6, codes, scales)
+    matrix, norm = (codes, scales, 4), (x[0], 1e-5)
+    cpu_kernels.unpack(*matrix, weight)
+    cpu_kernels.packed_vector_product(x[0], *matrix, out[0])
+    cpu_kernels.packed_product(x, *matrix, out, threads)
+    cpu_kernels.dense_product(x, weight, out, threads)
+    q, k, v = heads, heads.copy(), heads.copy()
+    cpu_layers.before_attention(x, norm, matrix, cos, cos, q, k, v, threads)
+    square = (codes[:32], scales[:32], 4)
+    merged = (codes[:64], scales[:64], 4)
+    cpu_layers.after_attention(x, x, square, norm, merged, square, x.copy(), threads)
 
 
 # -- layers --

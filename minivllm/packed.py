@@ -173,7 +173,7 @@ class FusedLayer(nn.Module):
             return self.layer(x, cos, sin, attend)
         (first_norm, second_norm), threads = self.norms, num_threads()
         qkv_proj, o_proj, gate_up_proj, down_proj = self.matrices
-        q, k, v, out = self.buffers(x)
+        q, k, v, out = self.empty_results(x)
         angles = cos.numpy(), sin.numpy()
         targets = q.numpy(), k.numpy(), v.numpy()
         cpu_layers.before_attention(x.numpy(), first_norm, qkv_proj, *angles, *targets, threads)
@@ -183,7 +183,7 @@ class FusedLayer(nn.Module):
         )
         return out
 
-    def buffers(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def empty_results(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """New tensors for queries, keys, values `[T, H or K, D]` and the result."""
         heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
         q, k, v = (torch.empty(len(x), count, self.head_dim) for count in heads)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -148,14 +151,39 @@ TINY = ModelConfig.from_dict(
 )
 
 
-def tiny_model(dtype: torch.dtype = torch.float32) -> CausalLM:
-    """Random weights; those of the first layer's MLP lie on a grid."""
+def tiny_model(
+    dtype: torch.dtype = torch.float32, config: ModelConfig = TINY, grid: bool = False
+) -> CausalLM:
+    """Random weights; those of the first layer's MLP, or all matrices, lie on a grid."""
     torch.manual_seed(0)
-    model = CausalLM(TINY, max_len=64, ops=cpu_ops, dtype=dtype)
+    model = CausalLM(config, max_len=70, ops=cpu_ops, dtype=dtype)
     for parameter in model.parameters():
         parameter.normal_(std=0.3)
+        if grid and parameter.ndim == 2:
+            parameter.copy_(20 * on_grid(len(parameter), parameter.shape[1] // GROUP, 4))
     model.model.layers[0].mlp.gate_up_proj.weight.copy_(on_grid(192, 2, 4))
     return model
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 7, 65])
+def test_fused_layers_say_the_same(num_tokens: int) -> None:
+    """All weights on a grid, no biases: one token, a few, and more than the fused kernels take;
+    what attention gets and how its answer is used are compared as well."""
+    config = replace(TINY, qkv_bias=False, o_bias=False, head_dim=8)
+    results = []
+    for change in (lambda model: model, packed.pack):
+        model = change(tiny_model(config=config, grid=True))
+        assert isinstance(model.model.layers[1], packed.FusedLayer) == (change is packed.pack)
+        ids, seen = torch.arange(num_tokens), []
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, seen: Any = seen) -> Tensor:
+            seen.extend((k, v, torch.tensor(layer)))
+            return q + k.repeat_interleave(2, dim=1).cumsum(0)
+
+        with torch.inference_mode():
+            results.append([model.logits(model(ids, ids, attend)), *seen])
+    for ours, plain in zip(*results, strict=True):
+        torch.testing.assert_close(ours, plain, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 6])

@@ -290,6 +290,26 @@ def schedule_waiting(self, output: SchedulerOutput) -> None:
         budget -= chunk.length
 
 
+# rule 8
+@mistake(
+    "scheduler.Scheduler.schedule_waiting",
+    "a step is unread, memory comes free with it: do you ask num_unread_steps?",
+)
+def schedule_waiting(self, output: SchedulerOutput) -> None:
+    budget = self.max_num_batched_tokens - output.num_tokens
+    while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
+        request = self.waiting[0]
+        if self.admit(request):
+            self.running.append(self.waiting.popleft())
+            chunk = next_chunk(request, budget)
+            self._take(chunk, output)
+            budget -= chunk.length
+        elif self.running:
+            break
+        else:
+            self._fail(self.waiting.popleft(), output)
+
+
 # -- Scheduler.make_room --
 
 
@@ -359,6 +379,23 @@ def make_room(self, request: Request, output: SchedulerOutput) -> bool:
             self._fail(request, output)
         if victim is request:
             return False
+    return True
+
+
+# rule 7
+@mistake(
+    "scheduler.Scheduler.make_room",
+    "new was thrown out itself and owns nothing: may it still compute a token?",
+)
+def make_room(self, request: Request, output: SchedulerOutput) -> bool:
+    while not self.memory.allocate(request, request.num_computed_tokens + 1):
+        if len(self.running) > 1:
+            self._preempt(self.running[-1], output)
+            continue
+        if not self.num_unread_steps:
+            self.running.clear()
+            self._fail(request, output)
+        return False
     return True
 
 
