@@ -31,6 +31,8 @@ KERNEL_DIED = "The kernel died in this cell: a crash, os._exit, or out of memory
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """A run of everything uses the cores of the machine: one process each, with one thread."""
     option, cores = config.option, os.cpu_count() or 1
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return  # a worker is asked, too, and must start no workers of its own
     is_everything = config.args_source is pytest.Config.ArgsSource.TESTPATHS
     asks_for_one = option.collectonly or option.usepdb or option.capture == "no"
     if is_everything and not asks_for_one and getattr(option, "numprocesses", 0) is None:

@@ -42,13 +42,12 @@ def encode_prompt(prompt: Prompt, tokenizer: Any, vocab_size: int) -> EncodedPro
 
     Raises ValueError for an empty prompt, an id outside the vocabulary, a wrong dict.
     """
-    if isinstance(prompt, Mapping):
-        prompt = _token_ids_of(prompt)
-    if isinstance(prompt, str):
-        encoded = EncodedPrompt(prompt, tokenizer.encode(prompt, parse_special=True))
+    given = _token_ids_of(prompt) if isinstance(prompt, Mapping) else prompt
+    if isinstance(given, str):
+        encoded = EncodedPrompt(given, tokenizer.encode(given, parse_special=True))
     else:
-        encoded = EncodedPrompt(None, list(prompt))
-    if prompt == "" or not encoded.token_ids:
+        encoded = EncodedPrompt(None, list(given))
+    if given == "" or not encoded.token_ids:
         raise ValueError("the prompt is empty; give it at least one token")
     for token_id in encoded.token_ids:
         if type(token_id) is not int or not 0 <= token_id < vocab_size:
