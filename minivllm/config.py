@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-ATTENTION_BACKENDS = ("auto", "torch", "numba")
+ATTENTION_BACKENDS = ("auto", "torch", "cpu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +56,8 @@ class EngineConfig:
     watermark: float = 0.06
     # Keep the KV blocks of finished requests and reuse them for equal prefixes.
     enable_prefix_caching: bool = True
-    # Whose kernels do attention and the small operations: plain PyTorch ("torch"), or on a CPU
-    # numba's, with packed weights ("numba"). "auto": the fastest that is installed and fits.
+    # Whose kernels do attention and the other operations: plain PyTorch's ("torch"), or, on a
+    # CPU, those of `cpu_ops` with packed weights ("cpu"). "auto": the fastest for the device.
     attention_backend: str = "auto"
     # Launch a step before the one before it is read, so that the device never waits for the
     # host. None: on a GPU; on a CPU host and device are the same cores, and there is no gain.

@@ -153,6 +153,8 @@ def attention(
     scale: float,
 ) -> Tensor:
     """See `ops.attention`."""
+    if num_decodes == len(seq_lens):
+        return decode_attention(q, k_cache, v_cache, block_table, seq_lens, scale)
     out = torch.empty_like(q)
     if num_decodes > 0:
         rows = slice(num_decodes)

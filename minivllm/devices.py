@@ -6,7 +6,6 @@ Leaves out how much of the memory goes where (`model_runner`). Given (no noteboo
 from __future__ import annotations
 
 import warnings
-from importlib.util import find_spec
 
 import psutil
 import torch
@@ -52,21 +51,15 @@ def cpu_has_bfloat16() -> bool:
 
 
 def choose_backend(name: str, device: torch.device) -> str:
-    """Whose kernels to use, "torch" or "numba"; "auto" is numba's on a CPU, if it is installed.
+    """Whose kernels to use, "torch" or "cpu"; "auto" is "cpu" on a CPU.
 
-    Raises ValueError for numba without it, or on another device than a CPU.
+    Raises ValueError for "cpu" on another device.
     """
-    fits = device.type == "cpu"
-    has_numba = find_spec("numba") is not None
-    if name == "numba" and not fits:
+    if name == "cpu" and device.type != "cpu":
         raise ValueError(
-            f"attention_backend='numba' runs on a CPU, and the device is {device}; take 'torch'"
+            f"attention_backend='cpu' runs on a CPU, and the device is {device}; take 'auto'"
         )
-    if name == "numba" and not has_numba:
-        raise ValueError("attention_backend='numba' needs numba: pip install 'minivllm[cpu]'")
-    if name == "auto":
-        return "numba" if fits and has_numba else "torch"
-    return name
+    return ("cpu" if device.type == "cpu" else "torch") if name == "auto" else name
 
 
 def kv_budget(share: float | None, device: torch.device) -> int:

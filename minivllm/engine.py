@@ -241,9 +241,9 @@ def build_engine(config: EngineConfig, *, trace: bool = False, progress: bool = 
     dtype = choose_dtype(config.dtype, model_config.dtype, device)
     max_len = config.max_model_len or model_config.max_position
     config = replace(config, attention_backend=choose_backend(config.attention_backend, device))
-    step_ops: Any = cpu_ops if config.attention_backend == "numba" else ops
+    step_ops: Any = cpu_ops if config.attention_backend == "cpu" else ops
     model = load_model(path, model_config, dtype, device, max_len, ops=step_ops, progress=progress)
-    if config.attention_backend == "numba":
+    if config.attention_backend == "cpu":
         pack(model)
     config = fill_in(config, path, model)
 

@@ -6,9 +6,11 @@ import warnings
 import weakref
 
 import pytest
+import torch
 from tiny_checkpoint import END, STOP, VOCAB_SIZE, make_checkpoint
 
 from minivllm import LLM, SamplingParams
+from minivllm.devices import choose_backend
 from minivllm.output_processor import derive_seed
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
@@ -731,3 +733,17 @@ def test_penalties_see_every_token_up_to_the_last(checkpoint, overlap):
         flat = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logit_bias=bias)
         answer, repeating = generate(llm, ["abc", "abc"], [params, flat])
         assert len(set(answer.outputs[0].token_ids)) > len(set(repeating.outputs[0].token_ids))
+
+
+def test_the_backend_is_chosen_by_the_device_and_can_be_forced(checkpoint):
+    """On a CPU its own kernels and plain PyTorch give the same greedy answers."""
+    answers = []
+    for name, expected in (("auto", "cpu"), ("cpu", "cpu"), ("torch", "torch")):
+        with make_llm(checkpoint, attention_backend=name, device="cpu") as llm:
+            assert llm.config.attention_backend == expected
+            answers.append(generate(llm, "abc")[0].outputs[0].token_ids)
+    assert answers[0] == answers[1] == answers[2]
+    with pytest.raises(ValueError, match="'flash' must be one of auto, torch, cpu"):
+        make_llm(checkpoint, attention_backend="flash")
+    with pytest.raises(ValueError, match="'cpu' runs on a CPU, and the device is cuda"):
+        choose_backend("cpu", torch.device("cuda"))
