@@ -36,7 +36,8 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     is_everything = config.args_source is pytest.Config.ArgsSource.TESTPATHS
     asks_for_one = option.collectonly or option.usepdb or option.capture == "no"
     if is_everything and not asks_for_one and getattr(option, "numprocesses", 0) is None:
-        option.numprocesses = min(cores, MAX_WORKERS)
+        option.numprocesses, option.dist = min(cores, MAX_WORKERS), "loadfile"
+        option.loadscopereorder = False  # the longest come first, not the largest number
         # Threads that wait for each other's cores cost more than they bring.
         os.environ.setdefault("OMP_NUM_THREADS", str(cores // option.numprocesses))
         # Compiled here once, instead of by each worker and notebook.
@@ -59,8 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
             # A learner copied cells: nbformat repairs that, and it is no fault of their code.
             config.addinivalue_line("filterwarnings", f"ignore:{text}")
     if getattr(option, "dist", "no") in ("load", "worksteal"):
-        option.dist = "loadgroup"  # see `pytest_itemcollected`
-        option.loadscopereorder = False  # the longest come first, not the largest number
+        option.dist = "loadfile"  # the cells of a notebook share one kernel
 
 
 def await_reply(kernel: Any, msg_id: str, timeout: float | None = None) -> None:
@@ -106,10 +106,6 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     else:
         names = cell.metadata.get("course", {}).get("check", [])
     item.user_properties += [("exercise", name) for name in names]
-    # Workers share the tests by file: the cells of a notebook have one kernel, the tests of a
-    # file its fixtures. Only what says otherwise is shared out by itself.
-    if item.get_closest_marker("xdist_group") is None:
-        item.add_marker(pytest.mark.xdist_group(str(item.path)))
     if cell is not None and names:
         item.repr_failure = check_text  # type: ignore[method-assign]
 

@@ -32,6 +32,7 @@ COSTS = {
     "pytest": "no tests, and no checks of the course",
     "hypothesis": "the tests with random sequences cannot run",
     "transformers": "no comparison with transformers in the tests and benchmarks",
+    "pytest-xdist": "the tests use one core",
     "numba": "on a CPU, PyTorch's operations are used instead of compiled kernels",
     "flash-attn": "on a GPU, attention is PyTorch's or Triton's",
     "triton": "the kernels of chapter 07 cannot run; the engine uses PyTorch's operations",

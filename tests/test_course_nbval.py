@@ -152,7 +152,7 @@ def test_workers_of_xdist_split_no_notebook(plugin):
             dist = "load"
 
     plugin.pytest_configure(Config)
-    assert Config.option.dist == "loadgroup"
+    assert Config.option.dist == "loadfile"
 
 
 class Report:
