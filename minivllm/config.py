@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-ATTENTION_BACKENDS = ("auto", "torch", "cpu")
+ATTENTION_BACKENDS = ("auto", "torch", "cpu", "triton", "flash_attn")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +56,14 @@ class EngineConfig:
     watermark: float = 0.06
     # Keep the KV blocks of finished requests and reuse them for equal prefixes.
     enable_prefix_caching: bool = True
-    # Whose kernels do attention and the other operations: plain PyTorch's ("torch"), or, on a
-    # CPU, those of `cpu_ops` with packed weights ("cpu"). "auto": the fastest for the device.
+    # Whose kernels do attention and the other operations: plain PyTorch's ("torch"); on a CPU
+    # those of `cpu_ops` with packed weights ("cpu"); on a GPU Triton's ("triton"), or the same
+    # with the attention of flash-attn ("flash_attn", for block_size=256). "auto": the fastest.
     attention_backend: str = "auto"
+    # Launch every operation of a decode step by itself instead of replaying a CUDA graph: it
+    # starts faster and runs slower. None: graphs on a GPU. False on a CPU: a recorder in the
+    # graphs' place, which keeps their rules and gains nothing.
+    enforce_eager: bool | None = None
     # Launch a step before the one before it is read, so that the device never waits for the
     # host. None: on a GPU; on a CPU host and device are the same cores, and there is no gain.
     overlap: bool | None = None
@@ -82,8 +87,9 @@ class EngineConfig:
         require_number("watermark", self.watermark, 0, 0.5)
         require_bool("enable_prefix_caching", self.enable_prefix_caching)
         require_choice("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
-        if self.overlap is not None:
-            require_bool("overlap", self.overlap)
+        for name in ("enforce_eager", "overlap"):
+            if getattr(self, name) is not None:
+                require_bool(name, getattr(self, name))
         require_int("seed", self.seed, 0, 2**63 - 1)
         self._check_budget()
 

@@ -18,7 +18,14 @@ import torch
 from torch import Tensor
 
 from minivllm import ops
-from minivllm.ops import embed, linear, rope_table, slot_mapping
+from minivllm.ops import (
+    AttentionMetadata,
+    embed,
+    linear,
+    linear_add,
+    rope_table,
+    slot_mapping,
+)
 
 try:
     import numba
@@ -33,6 +40,8 @@ __all__ = [
     "embed",
     "has_kernels",
     "linear",
+    "linear_add",
+    "norm_rope",
     "num_threads",
     "rms_norm",
     "rope_table",
@@ -74,7 +83,7 @@ def warm_up() -> None:
     cache = torch.zeros(2, 2, 16, 2, 16)
     for values in (v, v.contiguous()):
         store_kv(k, values, cache[0], cache[1], slots)
-    decode_attention(q, cache[0], cache[1], slots[:, None].int(), slots.int() + 1, 1.0)
+    decode_attention(q, cache[0], cache[1], slots[:, None].int(), slots.int() + 1, 2, 1.0)
     _warm_up_products(x.numpy(), cos.numpy(), q.numpy())
 
 
@@ -130,6 +139,21 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return out
 
 
+def norm_rope(
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """See `ops.norm_rope`."""
+    if q_weight is not None and k_weight is not None:
+        q, k = rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps)
+    return apply_rope(q, cos, sin), apply_rope(k, cos, sin)
+
+
 # -- paged key/value cache --
 
 
@@ -143,39 +167,26 @@ def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
 
 
 def attention(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float
+) -> Tensor:
+    """See `ops.attention`."""
+    return ops.attention(
+        q, k_cache, v_cache, metadata, scale, decode=decode_attention, prefill=prefill_attention
+    )
+
+
+def decode_attention(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
     block_table: Tensor,
-    query_starts: Tensor,
     seq_lens: Tensor,
-    num_decodes: int,
+    max_seq_len: int,
     scale: float,
-) -> Tensor:
-    """See `ops.attention`."""
-    if num_decodes == len(seq_lens):
-        return decode_attention(q, k_cache, v_cache, block_table, seq_lens, scale)
-    out = torch.empty_like(q)
-    if num_decodes > 0:
-        rows = slice(num_decodes)
-        out[rows] = decode_attention(
-            q[rows], k_cache, v_cache, block_table[rows], seq_lens[rows], scale
-        )
-    starts, lens = query_starts.tolist(), seq_lens.tolist()
-    for n in range(num_decodes, len(lens)):
-        rows = slice(starts[n], starts[n + 1])
-        k = ops.gather_blocks(k_cache, block_table[n : n + 1], lens[n])[0]
-        v = ops.gather_blocks(v_cache, block_table[n : n + 1], lens[n])[0]
-        out[rows] = prefill_attention(q[rows], k, v, scale)
-    return out
-
-
-def decode_attention(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, scale: float
 ) -> Tensor:
     """See `ops.decode_attention`; without gathering the keys and values into one place first."""
     if not has_kernels(q) or q.shape[2] % 16 != 0:
-        return ops.decode_attention(q, k_cache, v_cache, block_table, seq_lens, scale)
+        return ops.decode_attention(q, k_cache, v_cache, block_table, seq_lens, max_seq_len, scale)
     out = torch.empty_like(q)
     arrays = [t.numpy() for t in (q, k_cache, v_cache, block_table, seq_lens)]
     # A request is one piece of work if there are enough of them for all threads.

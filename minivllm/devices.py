@@ -50,18 +50,6 @@ def cpu_has_bfloat16() -> bool:
     return any(getattr(torch.cpu, probe, bool)() for probe in probes)
 
 
-def choose_backend(name: str, device: torch.device) -> str:
-    """Whose kernels to use, "torch" or "cpu"; "auto" is "cpu" on a CPU.
-
-    Raises ValueError for "cpu" on another device.
-    """
-    if name == "cpu" and device.type != "cpu":
-        raise ValueError(
-            f"attention_backend='cpu' runs on a CPU, and the device is {device}; take 'auto'"
-        )
-    return ("cpu" if device.type == "cpu" else "torch") if name == "auto" else name
-
-
 def kv_budget(share: float | None, device: torch.device) -> int:
     """Bytes that the KV cache and a step's activations may take, weights being loaded."""
     if device.type == "cuda":

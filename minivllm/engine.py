@@ -10,28 +10,21 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from minivllm import cpu_ops, ops, sampler
-from minivllm.block_manager import BlockManager, NoPrefixes, Prefixes, blocks_for
+import torch
+
+from minivllm.backends import Backend, choose_backend, load_backend
+from minivllm.block_manager import BlockManager, NoPrefixes, Prefixes
 from minivllm.config import EngineConfig, replace, set_value
-from minivllm.devices import choose_backend, choose_device, choose_dtype, kv_budget
+from minivllm.cuda_graphs import StepGraphs
+from minivllm.devices import choose_device, choose_dtype
 from minivllm.generation_config import generation_defaults
 from minivllm.hub import resolve_model
+from minivllm.kv_sizing import fill_in
 from minivllm.logits_processors import rank_tokens
 from minivllm.model import CausalLM
-from minivllm.model_runner import (
-    CPU_MEMORY_SHARE,
-    GPU_MEMORY_SHARE,
-    ModelRunner,
-    Pending,
-    activation_bytes,
-    kv_block_bytes,
-    longest_request,
-    memory_sentence,
-    num_blocks_that_fit,
-)
+from minivllm.model_runner import ModelRunner, Pending
 from minivllm.packed import pack
 from minivllm.prefix_cache import PrefixCache
 from minivllm.request import FinishReason, Request, SchedulerOutput
@@ -240,12 +233,16 @@ def build_engine(config: EngineConfig, *, trace: bool = False, progress: bool = 
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, model_config.dtype, device)
     max_len = config.max_model_len or model_config.max_position
-    config = replace(config, attention_backend=choose_backend(config.attention_backend, device))
-    step_ops: Any = cpu_ops if config.attention_backend == "cpu" else ops
-    model = load_model(path, model_config, dtype, device, max_len, ops=step_ops, progress=progress)
-    if config.attention_backend == "cpu":
+    backend_name = choose_backend(
+        config.attention_backend, device, config.block_size, model_config.head_dim, dtype
+    )
+    backend = load_backend(backend_name)
+    model = load_model(
+        path, model_config, dtype, device, max_len, ops=backend.ops, progress=progress
+    )
+    if backend_name == "cpu":
         pack(model)
-    config = fill_in(config, path, model)
+    config = fill_in(replace(config, attention_backend=backend_name), path, model)
 
     memory = build_memory(config)
     return Engine(
@@ -256,10 +253,23 @@ def build_engine(config: EngineConfig, *, trace: bool = False, progress: bool = 
         scheduler=Scheduler(
             memory, set_value(config.max_num_seqs), set_value(config.max_num_batched_tokens)
         ),
-        runner=ModelRunner(model, step_ops, sampler.sample, model_config, config, rank_tokens),
+        runner=build_runner(model, backend, config),
         generation_defaults=generation_defaults(path),
         trace=Trace(memory.pool.num_blocks, memory.block_size) if trace else None,
     )
+
+
+def build_runner(model: CausalLM, backend: Backend, config: EngineConfig) -> ModelRunner:
+    """The runner, with graphs of its decode steps unless the settings refuse them."""
+    parts = (model, backend.ops, backend.sample, model.config, config, rank_tokens)
+    if config.enforce_eager:
+        return ModelRunner(*parts)
+    graphs = StepGraphs(
+        set_value(config.max_num_seqs), set_value(config.max_model_len), torch.device(config.device)
+    )
+    runner = ModelRunner(*parts, wrap=graphs.wrap)
+    graphs.capture_all(runner.step)
+    return runner
 
 
 def build_memory(config: EngineConfig) -> BlockManager:
@@ -268,53 +278,3 @@ def build_memory(config: EngineConfig) -> BlockManager:
     if config.enable_prefix_caching:
         cache = PrefixCache(config.block_size)
     return BlockManager(set_value(config.num_kv_blocks), config.block_size, config.watermark, cache)
-
-
-def fill_in(config: EngineConfig, path: Path, model: CausalLM) -> EngineConfig:
-    """The settings with every None replaced by the value that is used, now that the weights
-    are loaded and the memory that is left is known."""
-    weight = next(model.parameters())
-    is_cpu = weight.device.type == "cpu"
-    num_seqs = config.max_num_seqs or (32 if is_cpu else 256)
-    num_tokens = config.max_num_batched_tokens or max(512 if is_cpu else 8192, num_seqs)
-    config = replace(
-        config,
-        model_path=str(path),
-        dtype=str(weight.dtype).removeprefix("torch."),
-        device=str(weight.device),
-        max_num_seqs=num_seqs,
-        max_num_batched_tokens=num_tokens,
-    )
-    num_blocks, max_len = size_kv_cache(config, model)
-    share = CPU_MEMORY_SHARE if is_cpu else GPU_MEMORY_SHARE
-    return replace(
-        config,
-        num_kv_blocks=num_blocks,
-        max_model_len=max_len,
-        memory_utilization=config.memory_utilization or share,
-        overlap=config.overlap if config.overlap is not None else not is_cpu,
-    )
-
-
-def size_kv_cache(config: EngineConfig, model: CausalLM) -> tuple[int, int]:
-    """Number of blocks, and the `max_model_len` (tokens) that goes with them."""
-    weight, shape = next(model.parameters()), model.config
-    block_bytes = kv_block_bytes(shape, config.block_size, weight.dtype)
-    num_seqs = set_value(config.max_num_seqs)
-    activations = activation_bytes(
-        shape, set_value(config.max_num_batched_tokens), num_seqs, weight.dtype
-    )
-    budget = kv_budget(config.memory_utilization, weight.device) - activations
-    # More than this is never used: every row filled to the longest length.
-    wanted_len = config.max_model_len or shape.max_position
-    useful = num_seqs * blocks_for(wanted_len, config.block_size)
-    num_blocks = config.num_kv_blocks or num_blocks_that_fit(budget, block_bytes, useful)
-    weights = sum(p.numel() * p.itemsize for p in model.parameters())
-    max_len = longest_request(
-        num_blocks,
-        config.block_size,
-        config.max_model_len,
-        shape.max_position,
-        memory_sentence(weights, activations, budget, block_bytes),
-    )
-    return num_blocks, max_len

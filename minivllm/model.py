@@ -29,12 +29,24 @@ class Ops(Protocol):
 
     def embed(self, input_ids: Tensor, weight: Tensor) -> Tensor: ...
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor: ...
+    def linear_add(
+        self, x: Tensor, weight: Tensor, residual: Tensor, bias: Tensor | None = None
+    ) -> Tensor: ...
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
     def silu_mul(self, gate_up: Tensor) -> Tensor: ...
     def rope_table(
         self, rope: RopeConfig, head_dim: int, max_len: int
     ) -> tuple[Tensor, Tensor]: ...
-    def apply_rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor: ...
+    def norm_rope(
+        self,
+        q: Tensor,
+        k: Tensor,
+        q_weight: Tensor | None,
+        k_weight: Tensor | None,
+        cos: Tensor,
+        sin: Tensor,
+        eps: float,
+    ) -> tuple[Tensor, Tensor]: ...
 
 
 class Attend(Protocol):
@@ -57,9 +69,12 @@ class Linear(nn.Module):
         self.weight = empty_parameter(out_size, in_size)
         self.bias = empty_parameter(out_size) if bias else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """`x @ weight.T + bias`."""
-        return self.ops.linear(x, self.weight, self.bias)
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """`x @ weight.T + bias`, added to `residual [T, out]` if there is one, which is then
+        used up: its memory may hold the result."""
+        if residual is None:
+            return self.ops.linear(x, self.weight, self.bias)
+        return self.ops.linear_add(x, self.weight, residual, self.bias)
 
 
 class Embedding(nn.Module):
@@ -99,7 +114,7 @@ class Attention(nn.Module):
         super().__init__()
         self.ops, self.layer_index = ops, layer_index
         self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
-        self.head_dim = config.head_dim
+        self.head_dim, self.eps = config.head_dim, config.rms_norm_eps
         q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         self.qkv_proj = Linear(config.hidden_size, q_size + 2 * kv_size, config.qkv_bias, ops)
         self.o_proj = Linear(q_size, config.hidden_size, config.o_bias, ops)
@@ -108,17 +123,23 @@ class Attention(nn.Module):
             self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps, ops)
             self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps, ops)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        """Project, normalise the heads (Qwen3), rotate, attend, project back.
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend, residual: Tensor
+    ) -> Tensor:
+        """Project, normalise the heads (Qwen3), rotate, attend, project back, add to `residual`.
 
-        `x [T, hidden]`, `cos, sin [T, D/2]` of the tokens' positions -> `[T, hidden]`.
+        `x, residual [T, hidden]`, `cos, sin [T, D/2]` of the tokens' positions -> `[T, hidden]`.
         """
         q, k, v = self.split_heads(self.qkv_proj(x))
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
         # Values carry content, not position: only queries and keys turn.
-        q, k = self.ops.apply_rope(q, cos, sin), self.ops.apply_rope(k, cos, sin)
-        return self.o_proj(attend(self.layer_index, q, k, v).flatten(1))
+        q, k = self.ops.norm_rope(q, k, *self.norm_weights(), cos, sin, self.eps)
+        return self.o_proj(attend(self.layer_index, q, k, v).flatten(1), residual)
+
+    def norm_weights(self) -> tuple[Tensor | None, Tensor | None]:
+        """The weights `[D]` of the norms of query and key heads, where the model has them."""
+        if self.q_norm is None or self.k_norm is None:
+            return None, None
+        return self.q_norm.weight, self.k_norm.weight
 
     def split_heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """`[T, (H + 2K) * D]` -> queries `[T, H, D]`, keys and values `[T, K, D]`, as views.
@@ -141,9 +162,9 @@ class MLP(nn.Module):
         self.gate_up_proj = Linear(hidden, 2 * width, bias, ops)
         self.down_proj = Linear(width, hidden, bias, ops)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """`x [T, hidden] -> [T, hidden]`."""
-        return self.down_proj(self.ops.silu_mul(self.gate_up_proj(x)))
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+        """`x, residual [T, hidden]` -> residual + MLP(x), `[T, hidden]`."""
+        return self.down_proj(self.ops.silu_mul(self.gate_up_proj(x)), residual)
 
 
 class DecoderLayer(nn.Module):
@@ -158,8 +179,9 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         """`x [T, hidden]` -> `[T, hidden]`: x + attention(norm(x)), then the same with the MLP."""
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin, attend)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        # The sum is part of the last product: on a GPU one pass over the memory less.
+        x = self.self_attn(self.input_layernorm(x), cos, sin, attend, residual=x)
+        return self.mlp(self.post_attention_layernorm(x), residual=x)
 
 
 class Decoder(nn.Module):
@@ -218,14 +240,14 @@ class CausalLM(nn.Module):
         return self.model(input_ids, self.cos[positions], self.sin[positions], attend)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores of the next token: `hidden [N, hidden]` -> float32 `[N, V]`.
+        """Scores of the next token: `hidden [N, hidden]` -> `[N, V]`, in the model's dtype.
 
         A checkpoint with tied embeddings has no `lm_head`: the embedding's rows serve again,
         as one direction per token (Press and Wolf 2017, arXiv 1608.05859).
         """
         if self.lm_head is None:
-            return self.ops.linear(hidden, self.model.embed_tokens.weight).float()
-        return self.lm_head(hidden).float()
+            return self.ops.linear(hidden, self.model.embed_tokens.weight)
+        return self.lm_head(hidden)
 
 
 def empty_parameter(*shape: int) -> nn.Parameter:

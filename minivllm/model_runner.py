@@ -1,7 +1,8 @@
 """One step on the device: from the scheduler's chunks to sampled token ids.
 
-`gather`, model, sampler and `scatter` are one function of device tensors (`ModelRunner.step`);
-only `plan` touches the host, and nothing waits for the device before `Pending.wait`. Leaves
+`gather`, model, sampler and `scatter` are functions of device tensors (`ModelRunner.step`), so
+that a graph can hold them; only `plan` touches the host, and nothing waits for the device
+before `Pending.wait`. Leaves
 out who computes what (the scheduler) and how operations are done (`ops`). Notebook 06.
 """
 
@@ -18,7 +19,8 @@ from minivllm.block_manager import blocks_for
 from minivllm.config import EngineConfig, set_value
 from minivllm.model_config import ModelConfig
 from minivllm.request import Chunk, Logprob, Request
-from minivllm.rows import Rows, SamplingRows, StepInput, StepPlan, TokenLogprobs, gather, scatter
+from minivllm.rows import Rows, StepInput, StepPlan, gather, scatter, to_device
+from minivllm.sampling_settings import SamplingRows, TokenLogprobs
 
 
 class RunnerOps(Protocol):
@@ -30,10 +32,13 @@ class RunnerOps(Protocol):
     attention: Callable[..., Tensor]
 
 
-# Fills the runner's last gap: logits [N, V] float32, the N rows' settings, and the positions
+# Fills the runner's last gap: logits [N, V], the N rows' settings, and the positions
 # [N] int64 of the tokens to choose -> token ids [N] int64. The engine hands in
 # `sampler.sample` (Notebook 10).
 Sample = Callable[[Tensor, SamplingRows, Tensor], Tensor]
+# Fills a place for graphs: a function of a plan and device tensors -> one that does the same.
+# By default the function itself; on a GPU `cuda_graphs.StepGraphs.wrap` (Notebook 08).
+Wrap = Callable[[Callable[..., Tensor]], Callable[..., Tensor]]
 # And for the M rows that want to know how probable their token was: logits [M, V] float32 as
 # the model gave them, chosen tokens [M] int64, number of alternatives K. The engine hands in
 # `logits_processors.rank_tokens` (Notebook 10).
@@ -71,14 +76,19 @@ def activation_bytes(
     heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     widest = max(heads, 3 * config.intermediate_size)
     per_token = (3 * config.hidden_size + widest) * dtype.itemsize
-    # The logits are float32; penalties change a copy of them, and sampling holds three more
-    # tensors of their size.
-    return num_tokens * per_token + 5 * num_seqs * config.vocab_size * 4
+    return num_tokens * per_token + sampler_bytes(config.vocab_size, num_seqs)
+
+
+def sampler_bytes(vocab_size: int, num_seqs: int) -> int:
+    """Bytes that choosing `num_seqs` tokens needs, at most: float32 logits, a copy of them that
+    penalties change, and three more tensors of their size."""
+    return 5 * num_seqs * vocab_size * 4
 
 
 def num_blocks_that_fit(budget_bytes: int, block_bytes: int, max_blocks: int) -> int:
-    """Blocks for a KV cache of at most `budget_bytes`, and `max_blocks` at most."""
-    return max(0, min(budget_bytes // block_bytes, max_blocks))
+    """Blocks for a KV cache of at most `budget_bytes`, and `max_blocks` at most; one more block,
+    for padding, is part of the budget."""
+    return max(0, min(budget_bytes // block_bytes - 1, max_blocks))
 
 
 def longest_request(
@@ -121,13 +131,16 @@ def memory_sentence(weights: int, activations: int, budget: int, block_bytes: in
 
 
 def allocate_kv_cache(model_config: ModelConfig, config: EngineConfig) -> Tensor:
-    """Keys and values of all layers, `[layers, 2, num_blocks, B, K, D]`, all zero."""
+    """Keys and values of all layers, `[layers, 2, num_kv_blocks + 1, B, K, D]`, all zero.
+
+    The last block is nobody's: the keys and values of padding go there.
+    """
     # Zeros and not just any memory: attention multiplies masked entries by 0, and 0 times a
     # leftover NaN is NaN.
     shape = (
         model_config.num_layers,
         2,
-        set_value(config.num_kv_blocks),
+        set_value(config.num_kv_blocks) + 1,
         config.block_size,
         model_config.num_kv_heads,
         model_config.head_dim,
@@ -139,12 +152,29 @@ def allocate_kv_cache(model_config: ModelConfig, config: EngineConfig) -> Tensor
 class Pending:
     """The tokens of a step that may still be running, S chunks of which sample."""
 
-    token_ids: Tensor  # [S] int64, on the device
+    token_ids: Tensor  # [S] int64, on the host once `copied`
     ranked: TokenLogprobs | None = None  # of the rows that ask; None: no row does
     num_logprobs: list[int | None] = field(default_factory=list)  # [S] alternatives; None: off
+    copied: torch.cuda.Event | None = None  # when the tokens are on the host; None: at once
+
+    @classmethod
+    def fetch(
+        cls, token_ids: Tensor, ranked: TokenLogprobs | None, num_logprobs: list[int | None]
+    ) -> Pending:
+        """Start copying the tokens to the host, behind the step that computes them."""
+        if not token_ids.is_cuda:
+            return cls(token_ids, ranked, num_logprobs)
+        # Memory of its own: a later step may be launched before this copy is read.
+        on_host = torch.empty(token_ids.shape, dtype=token_ids.dtype, pin_memory=True)
+        on_host.copy_(token_ids, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+        return cls(on_host, ranked, num_logprobs, copied)
 
     def wait(self) -> list[int]:
         """Wait for the device; the token ids of the chunks that sample, in order."""
+        if self.copied is not None:
+            self.copied.synchronize()  # the copy is behind the step, and nothing else
         return [int(token_id) for token_id in self.token_ids.tolist()]
 
     def logprobs(self) -> list[dict[int, Logprob] | None]:
@@ -182,6 +212,7 @@ class ModelRunner:
         model_config: ModelConfig,
         config: EngineConfig,
         rank_tokens: RankTokens | None = None,
+        wrap: Wrap = lambda function: function,
     ) -> None:
         """Allocates the rows and the KV cache.
 
@@ -192,10 +223,14 @@ class ModelRunner:
         self.block_size = config.block_size
         self.device = torch.device(config.device)
         self.scale = model_config.head_dim**-0.5
-        max_len = set_value(config.max_model_len)
+        max_len, padding_block = set_value(config.max_model_len), set_value(config.num_kv_blocks)
         max_blocks = blocks_for(max_len, self.block_size)
-        self.rows = Rows(set_value(config.max_num_seqs), max_len, max_blocks, self.device)
+        self.rows = Rows(
+            set_value(config.max_num_seqs), max_len, max_blocks, self.device, padding_block
+        )
         self.kv_cache = allocate_kv_cache(model_config, config)
+        # The two halves of a step as a graph may hold them.
+        self.compute_logits, self.choose_plainly = wrap(self.forward), wrap(self.choose)
 
     @torch.inference_mode()
     def launch(self, chunks: Sequence[Chunk]) -> Pending:
@@ -212,20 +247,19 @@ class ModelRunner:
         """Bring the rows up to date and describe the step. The only part that touches the host."""
         row_ids = [self._row(chunk.request) for chunk in chunks]
         sampling = [index for index, chunk in enumerate(chunks) if chunk.samples]
+        starts, lengths = [chunk.start for chunk in chunks], [chunk.length for chunk in chunks]
         # One small copy to the device instead of four.
-        table = torch.tensor(
-            [row_ids, [chunk.start for chunk in chunks], [chunk.length for chunk in chunks]]
-        ).to(self.device, non_blocking=True)
+        numbers = to_device(row_ids + starts + lengths + sampling, torch.int64, self.device)
+        columns = numbers.split([len(chunks)] * 3 + [len(sampling)])
         return StepPlan(
-            row_ids=table[0],
-            starts=table[1],
-            lengths=table[2],
-            sampling=torch.tensor(sampling, dtype=torch.int64).to(self.device, non_blocking=True),
+            *columns,
             params=[chunks[index].request.sampling_params for index in sampling],
             rows=[row_ids[index] for index in sampling],
             ends=[chunks[index].end for index in sampling],
-            num_tokens=sum(chunk.length for chunk in chunks),
+            num_tokens=sum(lengths),
             num_decodes=sum(chunk.is_decode for chunk in chunks),
+            max_query_len=max(lengths),
+            max_seq_len=max(chunk.end for chunk in chunks),
         )
 
     def _row(self, request: Request) -> int:
@@ -238,16 +272,26 @@ class ModelRunner:
 
     def step(self, plan: StepPlan) -> Pending:
         """From the rows to the rows: everything a step does on the device."""
+        logits = self.compute_logits(plan)
+        if not plan.params:
+            return Pending(torch.empty(0, dtype=torch.int64))  # only middles of prompts
+        choose = self.choose_plainly if self.rows.are_plain else self.choose
+        token_ids = choose(plan, logits)
+        num_logprobs = [params.logprobs for params in plan.params]
+        return Pending.fetch(token_ids, self._rank(logits, token_ids, num_logprobs), num_logprobs)
+
+    def forward(self, plan: StepPlan) -> Tensor:
+        """The first half of a step: logits `[S, V]` of the chunks that sample."""
         inputs = gather(self.rows, plan, self.block_size, self.ops.slot_mapping)
         hidden = self.model(inputs.input_ids, inputs.positions, self._attend(inputs))
-        if not plan.params:
-            return Pending(inputs.last)  # only chunks in the middle of prompts: no tokens
-        logits = self.model.logits(hidden[inputs.last])
+        return self.model.logits(hidden[inputs.last]) if plan.params else hidden[:0]
+
+    def choose(self, plan: StepPlan, logits: Tensor) -> Tensor:
+        """The second half: the sampled tokens `[S]`, which are in the rows as well."""
         positions = (plan.starts + plan.lengths)[plan.sampling]
         token_ids = self.sample(logits, self.rows.settings(plan), positions)
         scatter(self.rows, plan, token_ids)
-        num_logprobs = [params.logprobs for params in plan.params]
-        return Pending(token_ids, self._rank(logits, token_ids, num_logprobs), num_logprobs)
+        return token_ids
 
     def _rank(
         self, logits: Tensor, token_ids: Tensor, num_logprobs: list[int | None]
@@ -258,8 +302,8 @@ class ModelRunner:
             return None
         assert self.rank_tokens is not None, "a request asks for logprobs: hand in rank_tokens"
         most = max(k for k in num_logprobs if k is not None)
-        rows = torch.tensor(asking).to(logits.device, non_blocking=True)
-        return self.rank_tokens(logits[rows], token_ids[rows], most)
+        rows = to_device(asking, torch.int64, self.device)
+        return self.rank_tokens(logits[rows].float(), token_ids[rows], most)
 
     def _attend(self, inputs: StepInput) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
         """The function the model calls in each layer: store the new keys and values, then
@@ -268,15 +312,6 @@ class ModelRunner:
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             k_cache, v_cache = self.kv_cache[layer]
             self.ops.store_kv(k, v, k_cache, v_cache, inputs.slot_mapping)
-            return self.ops.attention(
-                q,
-                k_cache,
-                v_cache,
-                inputs.block_table,
-                inputs.query_starts,
-                inputs.seq_lens,
-                inputs.num_decodes,
-                self.scale,
-            )
+            return self.ops.attention(q, k_cache, v_cache, inputs.metadata, self.scale)
 
         return attend

@@ -11,6 +11,9 @@ per key/value head, D head dimension, I MLP width, B block size, S key positions
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +32,12 @@ def embed(input_ids: Tensor, weight: Tensor) -> Tensor:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`x [T, in] @ weight[out, in].T + bias[out]` -> `[T, out]`."""
     return F.linear(x, weight, bias)
+
+
+def linear_add(x: Tensor, weight: Tensor, residual: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`residual [T, out] + linear(x, weight, bias)`; a kernel may write the result into
+    `residual`, which must not be used any more."""
+    return residual + F.linear(x, weight, bias)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -107,6 +116,24 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return turned.to(x.dtype)
 
 
+def norm_rope(
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """`rms_norm` of each head where there are weights `[D]` (Qwen3), then `apply_rope`.
+
+    `q [T, H, D]`, `k [T, K, D]`, `cos, sin [T, D/2]` -> both turned, in the same shapes.
+    """
+    if q_weight is not None and k_weight is not None:
+        q, k = rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps)
+    return apply_rope(q, cos, sin), apply_rope(k, cos, sin)
+
+
 # -- paged key/value cache --
 
 
@@ -135,39 +162,62 @@ def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
 # -- attention over the paged cache --
 
 
+@dataclass
+class AttentionMetadata:
+    """Whose queries and keys are where, for the T tokens of N requests in one step.
+
+    Request n's queries are tokens `query_starts[n]` to `query_starts[n + 1]`; its keys, those
+    of the new tokens included, are the first `seq_lens[n]` positions of the blocks in
+    `block_table[n]`, whose further entries may be any valid id.
+    """
+
+    block_table: Tensor  # [N, max_blocks] int32
+    query_starts: Tensor  # [N + 1] int32
+    seq_lens: Tensor  # [N] int32
+    num_decodes: int  # the first requests, with one token each
+    # Known on the host, so that nobody has to ask the device; both may be larger than needed.
+    max_query_len: int
+    max_seq_len: int
+    split: Any = None  # what a kernel finds out in the first layer and keeps for the others
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether every request has one new token."""
+        return self.num_decodes == len(self.seq_lens)
+
+
 def attention(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    block_table: Tensor,
-    query_starts: Tensor,
-    seq_lens: Tensor,
-    num_decodes: int,
+    metadata: AttentionMetadata,
     scale: float,
+    decode: Callable[..., Tensor] | None = None,
+    prefill: Callable[..., Tensor] | None = None,
 ) -> Tensor:
     """Each query attends to the keys of its own request up to its own position.
 
-    `q [T, H, D]` holds the new tokens of N requests one after the other, request n in rows
-    `query_starts[n]` to `query_starts[n + 1]` (int32 `[N + 1]`); its keys and values, the new
-    ones included, are the first `seq_lens[n]` (int32 `[N]`) positions of the blocks in
-    `block_table[n]` (int32 `[N, max_blocks]`; entries past them may be any valid id). The
-    first `num_decodes` requests have one token each. Scores are multiplied by `scale`.
-    Returns `[T, H, D]`. Source: Kwon et al. 2023, arXiv 2309.06180.
+    `q [T, H, D]` holds the new tokens of all requests one after the other; the caches
+    `[num_blocks, B, K, D]` hold their keys and values already. Scores are multiplied by
+    `scale`. `decode` and `prefill` do the two kinds of requests: by default
+    `decode_attention` and `prefill_attention`. Returns `[T, H, D]`.
+    Source: Kwon et al. 2023, arXiv 2309.06180.
     """
-    if num_decodes == len(seq_lens):
-        return decode_attention(q, k_cache, v_cache, block_table, seq_lens, scale)
-    out = torch.empty_like(q)
+    decode, prefill = decode or decode_attention, prefill or prefill_attention
+    num_decodes, table, seq_lens = metadata.num_decodes, metadata.block_table, metadata.seq_lens
+    out, first = torch.empty_like(q), slice(num_decodes)
     if num_decodes > 0:
-        rows = slice(num_decodes)
-        out[rows] = decode_attention(
-            q[rows], k_cache, v_cache, block_table[rows], seq_lens[rows], scale
-        )
-    starts, lens = query_starts.tolist(), seq_lens.tolist()
+        longest = metadata.max_seq_len
+        decoded = decode(q[first], k_cache, v_cache, table[first], seq_lens[first], longest, scale)
+        if metadata.is_decode:
+            return decoded
+        out[first] = decoded
+    starts, lens = metadata.query_starts.tolist(), seq_lens.tolist()
     for n in range(num_decodes, len(lens)):
         rows = slice(starts[n], starts[n + 1])
-        k = gather_blocks(k_cache, block_table[n : n + 1], lens[n])[0]
-        v = gather_blocks(v_cache, block_table[n : n + 1], lens[n])[0]
-        out[rows] = prefill_attention(q[rows], k, v, scale)
+        k = gather_blocks(k_cache, table[n : n + 1], lens[n])[0]
+        v = gather_blocks(v_cache, table[n : n + 1], lens[n])[0]
+        out[rows] = prefill(q[rows], k, v, scale)
     return out
 
 
@@ -186,13 +236,18 @@ def gather_blocks(cache: Tensor, block_table: Tensor, num_tokens: int) -> Tensor
 
 
 def decode_attention(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, scale: float
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    max_seq_len: int,
+    scale: float,
 ) -> Tensor:
     """Attention of one query per request: `q [N, H, D]` -> `[N, H, D]`; see `attention`."""
-    longest = int(seq_lens.max())
-    k = gather_blocks(k_cache, block_table, longest).transpose(1, 2)  # [N, K, S, D]
-    v = gather_blocks(v_cache, block_table, longest).transpose(1, 2)
-    seen = torch.arange(longest, device=q.device) < seq_lens[:, None]  # [N, S]
+    k = gather_blocks(k_cache, block_table, max_seq_len).transpose(1, 2)  # [N, K, S, D]
+    v = gather_blocks(v_cache, block_table, max_seq_len).transpose(1, 2)
+    seen = torch.arange(max_seq_len, device=q.device) < seq_lens[:, None]  # [N, S]
     # The G query heads of a group share their keys: as if they were G queries of one head.
     grouped = q.unflatten(1, (k.shape[1], -1))  # [N, K, G, D]
     out = F.scaled_dot_product_attention(grouped, k, v, seen[:, None, None], scale=scale)

@@ -134,7 +134,12 @@ class PackedLinear(nn.Module):
         self.grid: Any = Grid.of(weight)
         self.weight: Any = weight if self.grid is None else None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """`x @ weight.T + bias`, plus `residual [T, out]`."""
+        out = self.product(x)
+        return out if residual is None else out.add_(residual)
+
+    def product(self, x: Tensor) -> Tensor:
         """`x @ weight.T + bias`."""
         if len(x) > FEW_ROWS or (self.grid is None and len(x) == 1):
             # Unpacking costs less than a hundredth of such a product.
@@ -219,7 +224,12 @@ class Bfloat16Linear(nn.Module):
         grid = Grid.of(weight, (4,)) if cpu_kernels is not None else None
         self.int4 = None if grid is None else to_int4(grid)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """`x @ weight.T + bias`, plus `residual [T, out]`."""
+        out = self.product(x)
+        return out if residual is None else out.add_(residual)
+
+    def product(self, x: Tensor) -> Tensor:
         """`x @ weight.T + bias`."""
         if self.int4 is not None and len(x) <= INT4_ROWS:
             codes, scales = self.int4

@@ -10,108 +10,38 @@ Tensor letters: T tokens, N chunks of a step, S of them that sample.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from minivllm.ops import AttentionMetadata
 from minivllm.request import Request, SamplingParams
+from minivllm.sampling_settings import (
+    BiasEntry,
+    Biases,
+    Penalties,
+    SamplingRows,
+    bias_entries,
+    has_filters,
+    has_penalties,
+)
 
 # Fills `gather`'s gap: block tables [N, max_blocks], owners [T], positions [T], block size ->
 # slots [T]. The module `ops` has it in plain torch, `kernels` in Triton (Notebook 07).
 SlotMapping = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
-BiasEntry = tuple[int, float, float]  # token id, value, first position without it
-
-
-@dataclass(frozen=True)
-class SamplingRows:
-    """The settings of the rows that sample in one step; the runner fills it from its rows.
-
-    The flags, and what is None, are known on the host and only save work: a flag that is True
-    without need changes no token. `settings[rows]` takes a slice or row numbers [M] int64.
-    """
-
-    temperature: Tensor  # [N] float32; 0: greedy, the rest of the row is then ignored
-    top_k: Tensor  # [N] int64, tokens; 0: off
-    top_p: Tensor  # [N] float64, in (0, 1]; 1: off
-    min_p: Tensor  # [N] float32, in [0, 1]; 0: off
-    seed: Tensor  # [N] int64
-    any_random: bool  # some temperature is above 0
-    any_filter: bool  # some row has top_k, top_p or min_p on
-    biases: Biases | None = None  # None: no row asks
-    penalties: Penalties | None = None  # None: no row asks
-
-    def __getitem__(self, rows: slice | Tensor) -> SamplingRows:
-        """How to choose the token of some rows. Without biases and penalties: those are applied
-        to the logits of the whole step, before its rows are taken apart."""
-        return replace(
-            self,
-            biases=None,
-            penalties=None,
-            temperature=self.temperature[rows],
-            top_k=self.top_k[rows],
-            top_p=self.top_p[rows],
-            min_p=self.min_p[rows],
-            seed=self.seed[rows],
-        )
-
-
-@dataclass(frozen=True)
-class Biases:
-    """Numbers to add to single logits of one step: E entries, of any of its N rows."""
-
-    rows: Tensor  # [E] int64, which of the N rows
-    token_ids: Tensor  # [E] int64
-    values: Tensor  # [E] float32, may be -inf
-
-
-@dataclass(frozen=True)
-class Penalties:
-    """The penalties of one step and what they look at, for the M of its N rows that ask."""
-
-    rows: Tensor  # [M] int64, which of the N rows
-    token_ids: Tensor  # [M, L] int32, prompt and answer from position 0; undefined behind them
-    num_prompt_tokens: Tensor  # [M] int64
-    repetition: Tensor  # [M] float32, above 0; 1: off
-    presence: Tensor  # [M] float32; 0: off
-    frequency: Tensor  # [M] float32; 0: off
-
-
-@dataclass(frozen=True)
-class TokenLogprobs:
-    """Log-probabilities of the chosen token of M rows and of the K most probable ones."""
-
-    token_ids: Tensor  # [M, 1 + K] int64, the chosen one first
-    logprobs: Tensor  # [M, 1 + K] float32, natural logarithms
-    ranks: Tensor  # [M, 1 + K] int64, 1: no token is more probable
-
-
 # -- device rows ------------------------------------------------------------------------------
 
 
-def has_penalties(params: SamplingParams) -> bool:
-    """Whether the tokens so far change the logits of the next one."""
-    others = params.presence_penalty != 0 or params.frequency_penalty != 0
-    return params.repetition_penalty != 1 or others
-
-
-def bias_entries(request: Request) -> list[BiasEntry]:
-    """What to add to which logits, and until which position.
-
-    A prompt of 4, logit_bias {7: 1.5}, min_tokens 3 and stop token 2 give (7, 1.5, inf) and
-    (2, -inf, 7): the tokens at positions 4, 5 and 6 cannot be the stop token.
-    """
-    params = request.sampling_params
-    biases = (params.logit_bias or {}).items()
-    entries: list[BiasEntry] = [(token_id, value, math.inf) for token_id, value in biases]
-    if params.min_tokens > 0:
-        end = request.num_prompt_tokens + params.min_tokens
-        entries += [(token_id, -math.inf, end) for token_id in sorted(request.stop_token_ids)]
-    return entries
+def to_device(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """`values` as a tensor on `device`, without waiting for the work that runs there."""
+    if device.type != "cuda":
+        return torch.tensor(values, dtype=dtype, device=device)
+    # Only pinned memory is copied behind the host's back. PyTorch gives it to nobody else before
+    # the copy has been done.
+    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
 
 
 class Rows:
@@ -119,26 +49,38 @@ class Rows:
 
     Invariant: `row_of` maps each request that holds a row to a different row number; all
     others are in `free_rows`. A row's first `num_blocks[row]` table entries are written.
-    `penalized` and `biases_of` hold rows in use, those that ask for it.
+    `filtered`, `penalized` and `biases_of` hold rows in use, those that ask for it. One more
+    row, number `padding_row`, belongs to no request and stays as it is: temperature 0, and each
+    block in its table is `padding_block`.
     """
 
     def __init__(
-        self, max_num_seqs: int, max_model_len: int, max_blocks: int, device: torch.device
+        self,
+        max_num_seqs: int,
+        max_model_len: int,
+        max_blocks: int,
+        device: torch.device,
+        padding_block: int = 0,
     ) -> None:
-        def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
+        def column(dtype: torch.dtype, *shape: int) -> Tensor:
+            return torch.zeros((max_num_seqs + 1, *shape), dtype=dtype, device=device)
 
-        self.token_ids = zeros(max_num_seqs, max_model_len, dtype=torch.int32)
-        self.block_table = zeros(max_num_seqs, max_blocks, dtype=torch.int32)
-        self.temperature = zeros(max_num_seqs, dtype=torch.float32)
-        self.top_k = zeros(max_num_seqs, dtype=torch.int64)
-        self.top_p = zeros(max_num_seqs, dtype=torch.float64)
-        self.min_p = zeros(max_num_seqs, dtype=torch.float32)
-        self.seed = zeros(max_num_seqs, dtype=torch.int64)
-        self.num_prompt_tokens = zeros(max_num_seqs, dtype=torch.int64)
-        self.repetition_penalty = zeros(max_num_seqs, dtype=torch.float32)
-        self.presence_penalty = zeros(max_num_seqs, dtype=torch.float32)
-        self.frequency_penalty = zeros(max_num_seqs, dtype=torch.float32)
+        self.device, self.padding_row = device, max_num_seqs
+        # One place more than a request may have tokens: the padding row writes to position 1,
+        # even if max_model_len is 1.
+        self.token_ids = column(torch.int32, max_model_len + 1)
+        self.block_table = column(torch.int32, max_blocks)
+        self.block_table[self.padding_row] = padding_block
+        self.temperature = column(torch.float32)
+        self.top_k = column(torch.int64)
+        self.top_p = column(torch.float64)
+        self.min_p = column(torch.float32)
+        self.seed = column(torch.int64)
+        self.num_prompt_tokens = column(torch.int64)
+        self.repetition_penalty = column(torch.float32)
+        self.presence_penalty = column(torch.float32)
+        self.frequency_penalty = column(torch.float32)
+        self.filtered: set[int] = set()
         self.penalized: set[int] = set()
         self.biases_of: dict[int, list[BiasEntry]] = {}
         self.row_of: dict[str, int] = {}
@@ -153,15 +95,16 @@ class Rows:
         row = self.free_rows.pop()
         self.row_of[request.request_id] = row
         self.num_blocks[row] = 0
-        self.token_ids[row, : len(request.token_ids)] = torch.tensor(
-            request.token_ids, dtype=torch.int32
-        )
+        tokens = to_device(request.token_ids, torch.int32, self.device)
+        self.token_ids[row, : len(tokens)] = tokens
         self.seed[row] = request.seed
         params = request.sampling_params
         self.temperature[row] = params.temperature
         self.top_k[row] = params.top_k
         self.top_p[row] = params.top_p
         self.min_p[row] = params.min_p
+        if has_filters(params):
+            self.filtered.add(row)
         if has_penalties(params):
             self.penalized.add(row)
             self.num_prompt_tokens[row] = request.num_prompt_tokens
@@ -176,7 +119,7 @@ class Rows:
         """Copy what the block table has gained since the last step."""
         start, end = self.num_blocks[row], len(request.block_table)
         if end > start:
-            new = torch.tensor(request.block_table[start:], dtype=torch.int32)
+            new = to_device(request.block_table[start:], torch.int32, self.device)
             self.block_table[row, start:end] = new
             self.num_blocks[row] = end
 
@@ -185,8 +128,14 @@ class Rows:
         row = self.row_of.pop(request.request_id, None)
         if row is not None:
             self.free_rows.append(row)
+            self.filtered.discard(row)
             self.penalized.discard(row)
             self.biases_of.pop(row, None)
+
+    @property
+    def are_plain(self) -> bool:
+        """Whether no running request asks for filters, biases or penalties."""
+        return not (self.filtered or self.biases_of or self.penalized)
 
     def settings(self, plan: StepPlan) -> SamplingRows:
         """The sampling settings of the S rows that sample."""
@@ -198,7 +147,7 @@ class Rows:
             min_p=self.min_p[row_ids],
             seed=self.seed[row_ids],
             any_random=any(p.temperature > 0 for p in params),
-            any_filter=any(p.top_k > 0 or p.top_p < 1 or p.min_p > 0 for p in params),
+            any_filter=any(row in self.filtered for row in plan.rows),
             biases=self._biases(plan),
             penalties=self._penalties(plan),
         )
@@ -212,15 +161,18 @@ class Rows:
         ]
         if not entries:
             return None
-        rows, token_ids, values = (torch.tensor(column) for column in zip(*entries))
-        on_device = partial(Tensor.to, device=self.seed.device, non_blocking=True)
-        return Biases(on_device(rows), on_device(token_ids), on_device(values.float()))
+        rows, token_ids, values = zip(*entries)
+        return Biases(
+            rows=to_device(rows, torch.int64, self.device),
+            token_ids=to_device(token_ids, torch.int64, self.device),
+            values=to_device(values, torch.float32, self.device),
+        )
 
     def _penalties(self, plan: StepPlan) -> Penalties | None:
         asking = [index for index, row in enumerate(plan.rows) if row in self.penalized]
         if not asking:
             return None
-        rows = torch.tensor(asking).to(self.seed.device, non_blocking=True)
+        rows = to_device(asking, torch.int64, self.device)
         row_ids = plan.row_ids[plan.sampling][rows]
         # Read from the device: the token sampled by the step before may not be on the host yet.
         longest = max(plan.ends[index] for index in asking)
@@ -241,15 +193,24 @@ class Rows:
 class StepPlan:
     """What a step computes, N chunks with T tokens in all; chunks that decode come first."""
 
+    # On the device:
     row_ids: Tensor  # [N] int64
     starts: Tensor  # [N] int64, position of each chunk's first token
     lengths: Tensor  # [N] int64, tokens
     sampling: Tensor  # [S] int64, which of the N chunks sample
-    params: list[SamplingParams]  # of those S
-    rows: list[int]  # their row numbers, on the host
-    ends: list[int]  # the position of the token that each samples, on the host
+    # On the host:
+    params: list[SamplingParams]  # of the S chunks that sample
+    rows: list[int]  # their row numbers
+    ends: list[int]  # the position of the token that each samples
     num_tokens: int  # T
     num_decodes: int  # chunks that decode
+    max_query_len: int  # tokens of the longest chunk; may be more
+    max_seq_len: int  # the last position of any chunk, plus 1; may be more
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether every chunk is one token that samples the next."""
+        return self.num_decodes == self.num_tokens == len(self.params)
 
 
 @dataclass
@@ -259,11 +220,8 @@ class StepInput:
     input_ids: Tensor  # [T] int32
     positions: Tensor  # [T] int64, from 0
     slot_mapping: Tensor  # [T] int64, where each token's key and value go
-    query_starts: Tensor  # [N + 1] int32, request i owns tokens query_starts[i] to [i + 1]
-    seq_lens: Tensor  # [N] int32, keys that the last token of each request sees
-    block_table: Tensor  # [N, max_blocks] int32
     last: Tensor  # [S] int64, the tokens after which one is sampled
-    num_decodes: int  # the first requests, with one token each
+    metadata: AttentionMetadata  # whose queries and keys are where
 
 
 def token_owners(lengths: Tensor, num_tokens: int) -> Tensor:
@@ -301,11 +259,15 @@ def gather(rows: Rows, plan: StepPlan, block_size: int, slot_mapping: SlotMappin
         input_ids=rows.token_ids[plan.row_ids[owners], positions],
         positions=positions,
         slot_mapping=slot_mapping(block_table, owners, positions, block_size),
-        query_starts=starts,
-        seq_lens=(plan.starts + plan.lengths).to(torch.int32),
-        block_table=block_table,
         last=(starts[1:] - 1)[plan.sampling].long(),
-        num_decodes=plan.num_decodes,
+        metadata=AttentionMetadata(
+            block_table=block_table,
+            query_starts=starts,
+            seq_lens=(plan.starts + plan.lengths).to(torch.int32),
+            num_decodes=plan.num_decodes,
+            max_query_len=plan.max_query_len,
+            max_seq_len=plan.max_seq_len,
+        ),
     )
 
 

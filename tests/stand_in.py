@@ -54,16 +54,19 @@ class StandInModel:
         return torch.nn.functional.one_hot(winners, VOCAB_SIZE).float()
 
 
-def sum_attention(q, k_cache, v_cache, block_table, query_starts, seq_lens, num_decodes, scale):
+def sum_attention(q, k_cache, v_cache, metadata, scale):
     """For each query, the sum of key times value over its request's positions up to its own."""
     out = torch.empty_like(q)
-    starts, lens = query_starts.tolist(), seq_lens.tolist()
+    starts, lens = metadata.query_starts.tolist(), metadata.seq_lens.tolist()
     for n, length in enumerate(lens):
-        products = ops.gather_blocks(k_cache, block_table[n : n + 1], length)[0]
-        products = products * ops.gather_blocks(v_cache, block_table[n : n + 1], length)[0]
+        table = metadata.block_table[n : n + 1]
+        products = ops.gather_blocks(k_cache, table, length)[0]
+        products = products * ops.gather_blocks(v_cache, table, length)[0]
         num_queries = starts[n + 1] - starts[n]
         out[starts[n] : starts[n + 1]] = products.cumsum(0)[length - num_queries :]
-        assert n >= num_decodes or num_queries == 1, "decodes come first, with one token each"
+        is_decode = n < metadata.num_decodes
+        assert not is_decode or num_queries == 1, "decodes come first, with one token each"
+        assert num_queries <= metadata.max_query_len and length <= metadata.max_seq_len
     return out
 
 

@@ -141,7 +141,8 @@ def test_attention_is_the_plain_one(
     k_cache, v_cache, table = paged(lens, *shape[1:])
     q = random(sum(query_lens), shape[0], shape[2], seed=5)
     starts = torch.tensor([0, *query_lens]).cumsum(0).int()
-    rest = (table, starts, torch.tensor(lens, dtype=torch.int32), num_decodes, 0.3)
+    seq_lens = torch.tensor(lens, dtype=torch.int32)
+    rest = (ops.AttentionMetadata(table, starts, seq_lens, num_decodes, 1, max(lens)), 0.3)
     tensors = [x.to(dtype) for x in (q, k_cache, v_cache)]
     exact = ops.attention(*(x.double() for x in tensors), *rest)
     assert_as_good(cpu_ops.attention(*tensors, *rest), ops.attention(*tensors, *rest), exact)
@@ -156,16 +157,16 @@ def test_attention_reads_nothing_past_the_length() -> None:
         for position in range(length):
             read[table[n, position // 4], position % 4] = True
     q = random(3, 4, 16)
-    before = cpu_ops.decode_attention(q, k_cache, v_cache, table, lens, 0.5)
+    before = cpu_ops.decode_attention(q, k_cache, v_cache, table, lens, 16, 0.5)
     k_cache[~read], v_cache[~read] = 1e4, float("nan")
-    assert torch.equal(cpu_ops.decode_attention(q, k_cache, v_cache, table, lens, 0.5), before)
+    assert torch.equal(cpu_ops.decode_attention(q, k_cache, v_cache, table, lens, 16, 0.5), before)
 
 
 def test_attention_survives_large_scores() -> None:
     """Scores of some hundreds: the largest is subtracted before the exponential."""
     k_cache, v_cache, table = paged([9, 4], 1, 16, 4)
     lens, q = torch.tensor([9, 4], dtype=torch.int32), 100 * random(2, 3, 16)
-    arguments = (q, k_cache, v_cache, table, lens, 1.0)
+    arguments = (q, k_cache, v_cache, table, lens, 9, 1.0)
     torch.testing.assert_close(
         cpu_ops.decode_attention(*arguments), ops.decode_attention(*arguments), atol=1e-4, rtol=1e-4
     )
@@ -186,7 +187,7 @@ def test_without_numba_every_operation_is_the_plain_one(monkeypatch: pytest.Monk
 def test_the_module_offers_every_operation_of_ops() -> None:
     """What the model and the runner call is there under the same name."""
     names = ("embed", "linear", "rms_norm", "silu_mul", "rope_table", "apply_rope",
-             "slot_mapping", "store_kv", "attention")  # fmt: skip
+             "slot_mapping", "store_kv", "attention", "norm_rope", "linear_add")  # fmt: skip
     assert all(callable(getattr(cpu_ops, name)) for name in names)
 
 

@@ -13,7 +13,7 @@ from stand_in import (
     next_token,
 )
 
-from minivllm.engine import kv_budget
+from minivllm.devices import kv_budget
 from minivllm.logits_processors import process_logits, rank_tokens
 from minivllm.model_runner import (
     CPU_MEMORY_CAP,
@@ -26,7 +26,7 @@ from minivllm.model_runner import (
     num_blocks_that_fit,
 )
 from minivllm.request import Chunk, Logprob, SamplingParams
-from minivllm.rows import TokenLogprobs
+from minivllm.sampling_settings import TokenLogprobs
 
 SMOLLM2 = SimpleNamespace(num_layers=30, num_kv_heads=3, head_dim=64)
 
@@ -39,9 +39,9 @@ def test_bytes_of_a_block_count_keys_and_values_of_all_layers():
 
 def test_blocks_fill_the_budget_and_no_more_than_is_useful():
     """10 bytes a block."""
-    assert num_blocks_that_fit(99, 10, max_blocks=100) == 9
+    assert num_blocks_that_fit(99, 10, max_blocks=100) == 8, "one more is for padding"
     assert num_blocks_that_fit(99, 10, max_blocks=4) == 4
-    assert num_blocks_that_fit(9, 10, max_blocks=4) == 0
+    assert num_blocks_that_fit(19, 10, max_blocks=4) == 0
     assert num_blocks_that_fit(-5, 10, max_blocks=4) == 0
 
 
@@ -91,7 +91,7 @@ def test_the_cache_is_finite_everywhere_from_the_start():
     """A masked entry is multiplied by 0, and 0 times NaN is NaN."""
     config = SimpleNamespace(num_kv_blocks=3, block_size=4, dtype="bfloat16", device="cpu")
     cache = allocate_kv_cache(SMOLLM2, config)
-    assert cache.shape == (30, 2, 3, 4, 3, 64)
+    assert cache.shape == (30, 2, 4, 4, 3, 64), "three blocks, and one for padding"
     assert cache.dtype == torch.bfloat16
     assert not cache.any()
 

@@ -219,7 +219,10 @@ class Paged:
         starts = torch.tensor([0, *query_lens]).cumsum(0).int()
         k_cache, v_cache = self.k_cache.to(q.dtype), self.v_cache.to(q.dtype)
         lens = torch.tensor(self.lens, dtype=torch.int32)
-        return ops.attention(q, k_cache, v_cache, self.table, starts, lens, num_decodes, scale)
+        metadata = ops.AttentionMetadata(
+            self.table, starts, lens, num_decodes, max(query_lens), max(self.lens)
+        )
+        return ops.attention(q, k_cache, v_cache, metadata, scale)
 
     def expected(self, q: Tensor, query_lens: list[int], scale: float) -> Tensor:
         """One query and one head at a time, in float64."""

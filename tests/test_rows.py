@@ -10,14 +10,13 @@ from minivllm.request import Request, SamplingParams
 from minivllm.rows import (
     Rows,
     StepPlan,
-    bias_entries,
     gather,
-    has_penalties,
     query_starts,
     scatter,
     token_owners,
     token_positions,
 )
+from minivllm.sampling_settings import bias_entries, has_penalties
 
 CPU = torch.device("cpu")
 
@@ -47,6 +46,8 @@ def make_plan(row_ids, starts, lengths, sampling, params=()):
         ends=[starts[i] + lengths[i] for i in sampling],
         num_tokens=sum(lengths),
         num_decodes=0,
+        max_query_len=max(lengths),
+        max_seq_len=max(s + n for s, n in zip(starts, lengths)),
     )
 
 
@@ -86,7 +87,9 @@ def test_gather_reads_tokens_slots_and_lengths_out_of_the_rows():
     assert inputs.input_ids.tolist() == [15, 22, 23, 24, 25]
     assert inputs.positions.tolist() == [5, 2, 3, 4, 5]
     assert inputs.slot_mapping.tolist() == [9, 22, 23, 36, 37]
-    assert inputs.seq_lens.tolist() == [6, 6], "keys end with the chunk, not with the prompt"
+    assert inputs.metadata.seq_lens.tolist() == [6, 6], (
+        "keys end with the chunk, not with the prompt"
+    )
     assert inputs.last.tolist() == [0]
 
 

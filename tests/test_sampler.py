@@ -8,30 +8,28 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from minivllm import sampler
-from minivllm.noise import hash_counter, to_uniform
-from minivllm.sampler import (
-    SamplingRows,
+from minivllm import filters
+from minivllm import sampler as sampler_module
+from minivllm.drawing import draw, invert_cdf, weigh
+from minivllm.filters import (
     count_min_p,
     count_top_k,
     count_top_p,
-    draw,
     draw_filtered,
     filter_among,
     find_largest,
-    gumbel_sample,
-    invert_cdf,
     keep_first,
-    pick_greedy,
-    sample,
     sort_candidates,
-    weigh,
 )
+from minivllm.noise import hash_counter, to_uniform
+from minivllm.sampler import gumbel_sample, pick_greedy, sample, sample_gumbel
+from minivllm.sampling_settings import SamplingRows
 
 INF = math.inf
 NAN = math.nan
@@ -202,16 +200,16 @@ def test_extreme_temperatures_stay_finite(temperature: float) -> None:
 def test_logits_of_minus_inf_are_never_drawn() -> None:
     """They have probability 0, in every combination of filters."""
     logits = torch.tensor([[-INF, 1.0, -INF, 1.0, -INF]]).expand(200, 5)
-    for filters in ({}, {"top_k": 4}, {"top_p": 0.999}, {"min_p": 0.01}):
-        token_ids = sample(logits, make_rows(200, seed=range(200), **filters), torch.arange(200))
+    for some in ({}, {"top_k": 4}, {"top_p": 0.999}, {"min_p": 0.01}):
+        token_ids = sample(logits, make_rows(200, seed=range(200), **some), torch.arange(200))
         assert set(token_ids.tolist()) == {1, 3}
 
 
 def test_a_row_of_nan_breaks_no_other_row() -> None:
     """Its own token is a valid id, the others get what they get without it."""
     logits = torch.randn(3, 300, generator=torch.Generator().manual_seed(0))
-    for filters in ({}, {"top_k": 4}, {"top_p": 0.9}, {"min_p": 0.1}):
-        settings = make_rows(3, seed=[1, 2, 3], **filters)
+    for some in ({}, {"top_k": 4}, {"top_p": 0.9}, {"min_p": 0.1}):
+        settings = make_rows(3, seed=[1, 2, 3], **some)
         expected = sample(logits, settings, torch.arange(3)).tolist()
         broken = logits.clone()
         broken[1] = NAN
@@ -295,8 +293,8 @@ def test_all_mass_on_one_token() -> None:
     """It is drawn under every filter, and nothing becomes NaN."""
     logits = torch.full((100, 300), -200.0)
     logits[:, 123] = 200.0
-    for filters in ({}, {"top_k": 5}, {"top_p": 0.99}, {"min_p": 0.5}, {"top_p": 1e-9}):
-        settings = make_rows(100, seed=range(100), **filters)
+    for some in ({}, {"top_k": 5}, {"top_p": 0.99}, {"min_p": 0.5}, {"top_p": 1e-9}):
+        settings = make_rows(100, seed=range(100), **some)
         assert next_token_probs(logits, settings).isfinite().all()
         assert set(sample(logits, settings, torch.arange(100)).tolist()) == {123}
 
@@ -348,7 +346,7 @@ def test_largest_are_found_through_groups(size: int, vocab_size: int, levels: in
     g = torch.Generator().manual_seed(size)
     logits = torch.randn(levels, generator=g)[torch.randint(levels, (9, vocab_size), generator=g)]
     # All of the largest in one group, and all in different ones.
-    logits[0, torch.arange(3, vocab_size, vocab_size // sampler.GROUP)[: size // 2]] = 9.0
+    logits[0, torch.arange(3, vocab_size, vocab_size // filters.GROUP)[: size // 2]] = 9.0
     logits[1, 5 : 5 + size // 2] = 9.0
     ids = find_largest(logits, size)
     assert all(len(set(row)) == size for row in ids.tolist())
@@ -451,7 +449,7 @@ def test_few_candidates_suffice_for_a_peaked_row(monkeypatch: pytest.MonkeyPatch
         sizes.append((len(logits), size))
         return sort_candidates(logits, size)
 
-    monkeypatch.setattr(sampler, "sort_candidates", spy)
+    monkeypatch.setattr(filters, "sort_candidates", spy)
     peaked = -2 * torch.arange(1.0, 6001).log()
     logits = torch.stack([peaked, torch.zeros(6000), peaked, peaked, peaked])
     settings = make_rows(5, temperature=[1.0, 1.0, 1.0, 1.0, 0.0], top_p=[0.9, 0.9, 0.9, 1.0, 0.9])
@@ -471,8 +469,8 @@ def test_the_whole_vocabulary_is_sorted_a_few_rows_at_a_time(
         sizes.append((len(logits), size))
         return sort_candidates(logits, size)
 
-    monkeypatch.setattr(sampler, "sort_candidates", spy)
-    monkeypatch.setattr(sampler, "CPU_LOGITS", 1500)
+    monkeypatch.setattr(filters, "sort_candidates", spy)
+    monkeypatch.setattr(filters, "CPU_LOGITS", 1500)
     logits, settings = torch.zeros(7, 500), make_rows(7, top_p=0.9)
     uniforms = torch.linspace(0, 0.99, 7).double()
     token_ids = draw_filtered(torch.zeros(7).long(), logits, logits.exp(), settings, uniforms)
@@ -633,7 +631,7 @@ def test_a_step_in_slices_gives_the_same_tokens(monkeypatch: pytest.MonkeyPatch)
     settings = make_rows(20, top_p=0.9, seed=range(20))
     whole = sample(logits, settings, torch.arange(20))
     for limit in (1, 3000, 7000):
-        monkeypatch.setattr(sampler, "CPU_LOGITS", limit)
+        monkeypatch.setattr(sampler_module, "CPU_LOGITS", limit)
         assert torch.equal(sample(logits, settings, torch.arange(20)), whole)
 
 
@@ -649,27 +647,71 @@ def test_tokens_depend_on_seed_and_position() -> None:
     assert 0 <= token(2**63 - 1, 2**31) < 10_000
 
 
+@pytest.mark.parametrize("form", [sample, sample_gumbel])
+def test_logits_of_another_type_are_made_float32_first(form: Any) -> None:
+    """bfloat16 logits give what the same numbers give in float32, filters and all."""
+    logits = torch.randn(6, 500, generator=torch.Generator().manual_seed(0)).bfloat16()
+    settings = make_rows(6, temperature=[0, 1, 1, 1, 0.5, 2], top_p=[1, 1, 0.9, 1, 1, 1], seed=3)
+    positions = torch.arange(6)
+    expected = form(logits.float(), settings, positions)
+    assert torch.equal(form(logits, settings, positions), expected)
+
+
 # -- the Gumbel form ---------------------------------------------------------------------
 
 
 def test_distribution_of_the_gumbel_form() -> None:
     """The same distribution as the inverse CDF, along positions and along seeds."""
     logits, line = logits_of(*PROBS, 0.0).expand(NUM_DRAWS, -1), torch.arange(NUM_DRAWS)
-    fixed = torch.full((NUM_DRAWS,), 3)
+    fixed, ones = torch.full((NUM_DRAWS,), 3), torch.ones(NUM_DRAWS)
     for seeds, positions in ((fixed, line), (line, fixed)):
-        token_ids = gumbel_sample(logits, seeds, positions)
+        token_ids = gumbel_sample(logits, ones, seeds, positions)
         assert_fits(token_ids.bincount(minlength=7), [*PROBS, 0.0])
+
+
+def test_distribution_of_the_gumbel_form_at_a_temperature() -> None:
+    """At 0.5 every probability counts squared."""
+    logits, line = logits_of(*PROBS).expand(NUM_DRAWS, -1), torch.arange(NUM_DRAWS)
+    token_ids = gumbel_sample(logits, torch.full((NUM_DRAWS,), 0.5), line, line)
+    squares = [p * p for p in PROBS]
+    assert_fits(token_ids.bincount(minlength=6), [s / sum(squares) for s in squares])
 
 
 def test_gumbel_form_of_one_row_is_its_own_business() -> None:
     """The same token alone and in a batch; all mass on one token gives that token."""
     logits = torch.randn(8, 1001, generator=torch.Generator().manual_seed(0))
-    seeds, positions = torch.arange(8), torch.arange(8) + 5
-    together = gumbel_sample(logits, seeds, positions)
+    seeds, positions, ones = torch.arange(8), torch.arange(8) + 5, torch.ones(8)
+    together = gumbel_sample(logits, ones, seeds, positions)
     for i in range(8):
         row = slice(i, i + 1)
-        assert gumbel_sample(logits[row], seeds[row], positions[row]).item() == together[i]
+        alone = gumbel_sample(logits[row], ones[row], seeds[row], positions[row])
+        assert alone.item() == together[i]
     assert len(set(together.tolist())) > 4
     one = torch.full((8, 50), -INF)
     one[:, 33] = -1000.0
-    assert gumbel_sample(one, seeds, positions).tolist() == [33] * 8
+    assert gumbel_sample(one, ones, seeds, positions).tolist() == [33] * 8
+
+
+def test_gumbel_form_at_temperature_0_is_the_argmax() -> None:
+    """Beside random rows in the same batch, which it does not change."""
+    logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(0))
+    settings = make_rows(4, temperature=[0.0, 1.0, 0.0, 1.0], seed=range(4))
+    positions = torch.arange(4)
+    token_ids = sample_gumbel(logits, settings, positions)
+    assert token_ids[[0, 2]].tolist() == logits[[0, 2]].argmax(-1).tolist()
+    random = gumbel_sample(logits, torch.ones(4), torch.arange(4), positions)
+    assert token_ids[[1, 3]].tolist() == random[[1, 3]].tolist()
+
+
+def test_filters_of_the_gpu_form_leave_the_other_rows_alone() -> None:
+    """A row with top_k draws among its candidates; its neighbour draws as if it were alone."""
+    logits = logits_of(*PROBS).expand(NUM_DRAWS, -1)
+    line = torch.arange(NUM_DRAWS)
+    settings = make_rows(NUM_DRAWS, top_k=[2, 0] * (NUM_DRAWS // 2), seed=7)
+    token_ids = sample_gumbel(logits, settings, line)
+    plain = gumbel_sample(logits, torch.ones(NUM_DRAWS), settings.seed, line)
+    assert torch.equal(token_ids[1::2], plain[1::2])
+    counts = token_ids[::2].bincount(minlength=6)
+    top = sorted(PROBS, reverse=True)[:2]
+    kept = [p / sum(top) if p in top else 0.0 for p in PROBS]
+    assert_fits(counts, kept)

@@ -1,0 +1,78 @@
+"""Drawing one token per row from weights, with one uniform random number.
+
+Leaves out where the uniforms come from (`noise`) and who may be drawn (`filters`). Notebook 10.
+Letters: N rows that sample, V vocabulary, C places.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# Logits a CPU works on at once, so that each pass finds them in the cache: 3 MiB of float32.
+CPU_LOGITS = 3 * 2**18
+# Neighbouring tokens that are first looked at as one. Divides the usual vocabulary sizes.
+BLOCK = 128
+
+
+def weigh(logits: Tensor, temperature: Tensor, out: Tensor | None = None) -> Tensor:
+    """exp((logits - the row's largest) / temperature): probabilities, up to a factor per row.
+
+    logits [N, V] float32, temperature [N] float32, where 0 counts as 1 -> [N, V] float32 in
+    [0, 1], finite at every temperature; written to `out` if given. The largest has weight 1.
+    [[0., ln 3]] at 1 -> [[1/3, 1]], at 0.5 -> [[1/9, 1]], at 1e-38 -> [[0., 1.]].
+    """
+    temperature = torch.where(temperature > 0, temperature, 1.0)
+    # The maximum goes first: 20 / 1e-38 would be inf, and inf - inf NaN. This way the largest
+    # is 0 / 1e-38 = 0, and the others may well become -inf.
+    shifted = torch.sub(logits, logits.amax(-1, keepdim=True), out=out)
+    exponents = shifted.div_((temperature * math.log(2))[:, None])
+    # exp(x) = 2^(x / ln 2), and powers of 2 take a CPU half the time. It rounds the last few
+    # numbers of a tensor differently, so each row is one: alone and in a batch it is the same.
+    for rows in exponents if exponents.is_cpu else (exponents,):
+        rows.exp2_()
+    return exponents
+
+
+def split_blocks(x: Tensor, padding: float) -> Tensor:
+    """[N, V] -> [N, V / BLOCK, BLOCK], rounded up."""
+    missing = -x.shape[1] % BLOCK
+    if missing:
+        x = F.pad(x, (0, missing), value=padding)
+    return torch.unflatten(x, 1, (-1, BLOCK))
+
+
+def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """Draw one token per row with probabilities in proportion to its weights; never a 0.
+
+    weights [N, V] float32; uniforms [N] float64 in [0, 1) -> [N] int64.
+    [[5, 0, 5]] with 0.49 -> 0, with 0.5 -> 2. A row of NaN gives some id.
+    """
+    # First a block, then a token of it, with what the first draw left of the uniform: the
+    # running sums of a few blocks are several times cheaper than those of a vocabulary.
+    blocks = split_blocks(weights, 0.0)
+    block_ids, uniforms = invert_cdf(blocks.sum(-1), uniforms)
+    rows = torch.arange(len(weights), device=weights.device)
+    places, _ = invert_cdf(blocks[rows, block_ids], uniforms)
+    return (block_ids * BLOCK + places).clamp(max=weights.shape[1] - 1)
+
+
+def invert_cdf(masses: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """The first place whose running sum exceeds `uniforms` of the whole sum, and how far into
+    that place's mass this share falls. A place of mass 0 is never chosen.
+
+    masses [N, C] float32, uniforms [N] float64 in [0, 1) -> [N] int64, [N] float64 in [0, 1).
+    [[.5, 0, .5]] (running sums .5, .5, 1) with 0.25 -> [0], [0.5]; with 0.5 -> [2], [0.0].
+    The second is again uniform, and independent of the first.
+    """
+    # float64, in which u * total < total for every u < 1: so the end is never passed.
+    cdf = masses.cumsum(-1, dtype=torch.float64)
+    targets = uniforms[:, None] * cdf[:, -1:]
+    # right=True: the first sum *above* the target, so it rose there: not a place of mass 0.
+    places = torch.searchsorted(cdf, targets, right=True).clamp(max=masses.shape[1] - 1)  # NaN
+    mass = masses.gather(1, places).double()
+    rest = (targets - (cdf.gather(1, places) - mass)) / mass
+    return places[:, 0], rest[:, 0].clamp(0.0, 1 - 2**-53)  # rounding may leave [0, 1)

@@ -1,0 +1,210 @@
+"""The operations of a step as Triton kernels, put together from small helpers. Notebook 07.
+
+Each public function has the name and signature of the torch operation in `ops`, which is its
+oracle; `gpu_ops` collects them for the engine. Leaves out matrix products (the vendor's
+library is hard to beat), prefill attention (`prefill_attention`) and sampling
+(`sampling_kernels`). With TRITON_INTERPRET=1 set before Triton is imported, all of it runs on
+a CPU, slowly.
+
+Tensor letters: T tokens, N requests, H query heads, K key/value heads, G = H // K query heads
+per key/value head, D head dimension, I MLP width, B block size.
+Rules for every kernel: a tile has a power of two of places, and a mask says which of them are
+real; offsets into a cache are 64-bit, since it may hold more than 2^31 numbers; numbers that
+change from step to step are not specialised on, since Triton would compile anew for 1 and for
+multiples of 16.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# Places of a tile in the elementwise kernels.
+TILE = 1024
+
+# -- helpers: where to read and write -------------------------------------------------------------
+
+
+@triton.jit
+def tile_places(tile, size, TILE: tl.constexpr):
+    """The places of tile number `tile`, and which of them are below `size`.
+
+    Tile 1 of 4 places, size 6: places 4 5 6 7, mask 1 1 0 0.
+    """
+    places = tile * TILE + tl.arange(0, TILE)
+    return places, places < size
+
+
+@triton.jit
+def slots_of(table, positions, mask, BLOCK_SIZE: tl.constexpr):
+    """The slots of `positions` of the requests whose block tables begin at `table` (int64).
+
+    `table` is a pointer for all or one for each; blocks [7, 3] of 16: position 17 is slot 49.
+    """
+    block_ids = tl.load(table + positions // BLOCK_SIZE, mask=mask, other=0).to(tl.int64)
+    return block_ids * BLOCK_SIZE + positions % BLOCK_SIZE
+
+
+# -- slot mapping ---------------------------------------------------------------------------------
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _slot_mapping_kernel(
+    block_tables, owners, positions, slots, num_tokens, table_stride,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """block_tables[owners, positions // B] * B + positions % B; a program does TILE tokens."""
+    tokens, mask = tile_places(tl.program_id(0), num_tokens, TILE)
+    owner = tl.load(owners + tokens, mask=mask, other=0).to(tl.int64)
+    position = tl.load(positions + tokens, mask=mask, other=0)
+    table = block_tables + owner * table_stride
+    tl.store(slots + tokens, slots_of(table, position, mask, BLOCK_SIZE), mask=mask)
+
+
+def slot_mapping(
+    block_tables: Tensor, owners: Tensor, positions: Tensor, block_size: int
+) -> Tensor:
+    """Where in the cache each token's key and value live: int64 `[T]`; see `ops.slot_mapping`."""
+    slots = torch.empty(len(positions), dtype=torch.int64, device=positions.device)
+    _slot_mapping_kernel[(triton.cdiv(len(positions), TILE),)](
+        block_tables, owners, positions, slots, len(positions), block_tables.stride(0),
+        BLOCK_SIZE=block_size, TILE=TILE,
+    )  # fmt: skip
+    return slots
+
+
+# -- storing keys and values ----------------------------------------------------------------------
+
+
+@triton.jit
+def _store_kv_kernel(
+    k, v, k_cache, v_cache, slots, k_stride, v_stride, WIDTH: tl.constexpr, TILE: tl.constexpr
+):
+    """k_cache[slots[t]] = k[t], v_cache[slots[t]] = v[t]; program t does token t, all heads."""
+    token = tl.program_id(0).to(tl.int64)
+    places, mask = tile_places(0, WIDTH, TILE)
+    slot = tl.load(slots + token).to(tl.int64)
+    key = tl.load(k + token * k_stride + places, mask=mask)
+    value = tl.load(v + token * v_stride + places, mask=mask)
+    tl.store(k_cache + slot * WIDTH + places, key, mask=mask)
+    tl.store(v_cache + slot * WIDTH + places, value, mask=mask)
+
+
+def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+    """Write `k, v [T, K, D]` into the slots `slot_mapping [T]` of the caches, in place; see
+    `ops.store_kv`. The heads of a token must lie one after the other, the tokens need not."""
+    width = k.shape[1] * k.shape[2]
+    _store_kv_kernel[(len(k),)](
+        k, v, k_cache, v_cache, slot_mapping, k.stride(0), v.stride(0),
+        WIDTH=width, TILE=triton.next_power_of_2(width),
+    )  # fmt: skip
+
+
+# -- layers ---------------------------------------------------------------------------------------
+
+
+@triton.jit
+def scale_to_rms_1(x, eps, SIZE: tl.constexpr):
+    """The float32 tile `x`, zero outside its SIZE places, over its root mean square."""
+    return x * tl.rsqrt(tl.sum(x * x, axis=0) / SIZE + eps)
+
+
+@triton.jit
+def _rms_norm_kernel(x, weight, out, eps, SIZE: tl.constexpr, TILE: tl.constexpr):
+    """weight * x / sqrt(mean(x * x) + eps); program t does row t."""
+    row = tl.program_id(0).to(tl.int64) * SIZE
+    places, mask = tile_places(0, SIZE, TILE)
+    wide = tl.load(x + row + places, mask=mask, other=0.0).to(tl.float32)
+    # Rounded before the product with the weight, as Llama does.
+    scaled = scale_to_rms_1(wide, eps, SIZE).to(out.dtype.element_ty)
+    tl.store(out + row + places, scaled * tl.load(weight + places, mask=mask), mask=mask)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Root mean square 1 along the last axis, times `weight`; see `ops.rms_norm`."""
+    x = x.contiguous()
+    out, size = torch.empty_like(x), x.shape[-1]
+    _rms_norm_kernel[(x.numel() // size,)](
+        x, weight, out, eps, SIZE=size, TILE=triton.next_power_of_2(size)
+    )
+    return out
+
+
+@triton.jit
+def _silu_mul_kernel(gate_up, out, WIDTH: tl.constexpr, TILE: tl.constexpr):
+    """silu(gate_up[:, :I]) * gate_up[:, I:]; program (t, j) does tile j of row t."""
+    row = tl.program_id(0).to(tl.int64)
+    places, mask = tile_places(tl.program_id(1), WIDTH, TILE)
+    gate = tl.load(gate_up + row * 2 * WIDTH + places, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * WIDTH + WIDTH + places, mask=mask, other=0.0)
+    silu = (gate / (1.0 + tl.exp(-gate))).to(up.dtype)
+    tl.store(out + row * WIDTH + places, silu * up, mask=mask)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """`gate_up [T, 2I]` -> silu(gate) * up `[T, I]`; see `ops.silu_mul`."""
+    num_tokens, width = len(gate_up), gate_up.shape[1] // 2
+    out = gate_up.new_empty(num_tokens, width)
+    _silu_mul_kernel[(num_tokens, triton.cdiv(width, TILE))](gate_up, out, WIDTH=width, TILE=TILE)
+    return out
+
+
+@triton.jit
+def turn_head(
+    x, weight, cos, sin, out, eps, HALF: tl.constexpr, TILE: tl.constexpr, HAS_NORM: tl.constexpr
+):
+    """Normalise (where there is a weight) and rotate the 2 * HALF numbers of one head."""
+    places, mask = tile_places(0, HALF, TILE)
+    first = tl.load(x + places, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(x + HALF + places, mask=mask, other=0.0).to(tl.float32)
+    if HAS_NORM:
+        mean = (tl.sum(first * first, axis=0) + tl.sum(second * second, axis=0)) / (2 * HALF)
+        scale, kind = tl.rsqrt(mean + eps), out.dtype.element_ty
+        first = (first * scale).to(kind) * tl.load(weight + places, mask=mask)
+        second = (second * scale).to(kind) * tl.load(weight + HALF + places, mask=mask)
+        first, second = first.to(tl.float32), second.to(tl.float32)
+    c = tl.load(cos + places, mask=mask, other=0.0)
+    s = tl.load(sin + places, mask=mask, other=0.0)
+    tl.store(out + places, first * c - second * s, mask=mask)
+    tl.store(out + HALF + places, second * c + first * s, mask=mask)
+
+
+@triton.jit
+def _norm_rope_kernel(
+    q, k, q_weight, k_weight, cos, sin, q_out, k_out, eps, q_stride, k_stride,
+    H: tl.constexpr, K: tl.constexpr, HALF: tl.constexpr, TILE: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+):  # fmt: skip
+    """Program (t, h) does one head of token t: query head h, or key head h - H."""
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    cos, sin = cos + token * HALF, sin + token * HALF
+    if head < H:
+        x, out = q + token * q_stride + head * 2 * HALF, q_out + (token * H + head) * 2 * HALF
+        turn_head(x, q_weight, cos, sin, out, eps, HALF, TILE, HAS_NORM)
+    else:
+        head -= H
+        x, out = k + token * k_stride + head * 2 * HALF, k_out + (token * K + head) * 2 * HALF
+        turn_head(x, k_weight, cos, sin, out, eps, HALF, TILE, HAS_NORM)
+
+
+def norm_rope(
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """Norm of each head where there are weights, then rotation; one launch for all heads. See
+    `ops.norm_rope`. The heads of a token must lie one after the other, the tokens need not."""
+    (num_tokens, num_heads, head_dim), num_kv_heads = q.shape, k.shape[1]
+    q_out, k_out = q.new_empty(q.shape), k.new_empty(k.shape)
+    _norm_rope_kernel[(num_tokens, num_heads + num_kv_heads)](
+        q, k, q_weight, k_weight, cos, sin, q_out, k_out, eps, q.stride(0), k.stride(0),
+        H=num_heads, K=num_kv_heads, HALF=head_dim // 2,
+        TILE=triton.next_power_of_2(head_dim // 2), HAS_NORM=q_weight is not None, num_warps=1,
+    )  # fmt: skip
+    return q_out, k_out
