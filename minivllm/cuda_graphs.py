@@ -198,10 +198,12 @@ class StepGraphs:
         }
         self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         self.loaded: StepPlan | None = None
+        self.functions: list[GraphedFunction] = []
 
-    def wrap(self, function: Callable[..., Tensor]) -> GraphedFunction:
-        """`function(plan, *tensors)` with graphs for the steps that can be replayed."""
-        return GraphedFunction(self, function)
+    def wrap(self, function: Callable[[StepPlan], Tensor]) -> GraphedFunction:
+        """`function(plan)` with graphs for the steps that can be replayed."""
+        self.functions.append(GraphedFunction(self, function))
+        return self.functions[-1]
 
     def load(self, plan: StepPlan) -> int | None:
         """Copy the step to the plan of its bucket; returns the bucket, or None for a step that
@@ -212,45 +214,42 @@ class StepGraphs:
             self.loaded = plan
         return bucket
 
-    @torch.inference_mode()
-    def capture_all(self, step: Callable[[StepPlan], Any]) -> None:
-        """Run `step` for every bucket, the largest first: its memory then serves the others.
-
-        A bucket that was not captured runs without a graph.
-        """
-        for size in reversed(self.buckets):
-            step(self.plans[size])
+    def capture_all(self) -> None:
+        """Capture every function for every bucket, the largest first: its memory then serves the
+        others. What was not captured runs without a graph."""
+        for function in self.functions:
+            for size in reversed(self.buckets):
+                function.capture(size)
 
 
 class GraphedFunction:
-    """A function of a step that replays its graph where there is one for the step's bucket.
+    """A function of a step that replays its graph where there is one for the step's bucket."""
 
-    Its inputs beside the plan must be results of another function of the same `StepGraphs`.
-    """
-
-    def __init__(self, graphs: StepGraphs, function: Callable[..., Tensor]) -> None:
+    def __init__(self, graphs: StepGraphs, function: Callable[[StepPlan], Tensor]) -> None:
         self.graphs, self.function = graphs, function
         self.captured: dict[int, Graph] = {}
         self.result: Tensor | None = None  # of all buckets, at one address
 
-    def __call__(self, plan: StepPlan, *inputs: Tensor) -> Tensor:
-        """What `function(plan, *inputs)` gives, `[N, ...]`; valid until the next call."""
+    @torch.inference_mode()
+    def __call__(self, plan: StepPlan) -> Tensor:
+        """What `function(plan)` gives, `[N, ...]`; valid until the next call."""
         bucket = self.graphs.load(plan)
-        if bucket is not None and plan is self.graphs.plans[bucket]:
-            self.captured[bucket] = self.capture(plan, inputs)
         if bucket not in self.captured:
-            return self.function(plan, *inputs)
+            return self.function(plan)
         self.captured[bucket].replay()
         assert self.result is not None, "it is there once something was captured"
         return self.result[: plan.num_decodes]
 
-    def capture(self, plan: StepPlan, inputs: tuple[Tensor, ...]) -> Graph:
-        """The graph of one bucket, given its plan."""
+    @torch.inference_mode()
+    def capture(self, bucket: int) -> None:
+        """Capture the function for the steps of one bucket."""
+        plan = self.graphs.plans[bucket]
         # Once without: kernels are compiled and libraries take their memory at the first call.
-        result = self.function(plan, *inputs)
+        result = self.function(plan)
         if self.result is None:
             shape = (self.graphs.buckets[-1], *result.shape[1:])
             self.result = torch.empty(shape, dtype=result.dtype, device=result.device)
-        target = self.result[: plan.num_decodes]
-        graph, _ = capture(lambda: target.copy_(self.function(plan, *inputs)), self.graphs.pool)
-        return graph
+        target = self.result[:bucket]
+        self.captured[bucket], _ = capture(
+            lambda: target.copy_(self.function(plan)), self.graphs.pool
+        )

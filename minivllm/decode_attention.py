@@ -23,7 +23,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)  # exp(x) = 2 ** (x * LOG2_E); 2 ** x 
 KEYS = 64  # of a tile
 STAGES = 3  # tiles of keys that are on their way at a time
 WARPS = 4
-MIN_QUERIES = 16  # rows that a product of tiles has at least: a group of heads is padded to it
+MIN_SIDE = 16  # of a tile in a product: a group of heads, and a short head, are padded to it
 
 
 # -- planning: who reads which keys -------------------------------------------------------------
@@ -205,14 +205,14 @@ def decode_attention(
     out, num_parts = q.new_empty(q.shape), plan.num_items * num_heads
     part_acc = torch.empty(num_parts, head_dim, device=q.device)
     part_best, part_total = (torch.empty(num_parts, device=q.device) for _ in range(2))
-    dims, group = triton.next_power_of_2(head_dim), num_heads // num_kv_heads
+    dims, group = max(MIN_SIDE, triton.next_power_of_2(head_dim)), num_heads // num_kv_heads
     _attend_kernel[(num_kv_heads, plan.num_items)](
         q, k_cache, v_cache, block_table, seq_lens,
         plan.item_request, plan.first_item, plan.chunk_size,
         out, part_acc, part_best, part_total, scale, num_requests,
         block_table.stride(0), q.stride(0),
         BLOCK_SIZE=block_size, K=num_kv_heads, G=group, D=head_dim,
-        QUERIES=max(MIN_QUERIES, triton.next_power_of_2(group)), DIMS=dims, KEYS=KEYS,
+        QUERIES=max(MIN_SIDE, triton.next_power_of_2(group)), DIMS=dims, KEYS=KEYS,
         # float32 stays float32: the tensor cores would round it to 10 bits.
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", STAGES=STAGES, num_warps=WARPS,
     )  # fmt: skip

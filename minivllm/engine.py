@@ -268,7 +268,7 @@ def build_runner(model: CausalLM, backend: Backend, config: EngineConfig) -> Mod
         set_value(config.max_num_seqs), set_value(config.max_model_len), torch.device(config.device)
     )
     runner = ModelRunner(*parts, wrap=graphs.wrap)
-    graphs.capture_all(runner.step)
+    graphs.capture_all()
     return runner
 
 

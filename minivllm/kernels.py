@@ -161,9 +161,11 @@ def turn_head(
     second = tl.load(x + HALF + places, mask=mask, other=0.0).to(tl.float32)
     if HAS_NORM:
         mean = (tl.sum(first * first, axis=0) + tl.sum(second * second, axis=0)) / (2 * HALF)
-        scale, kind = tl.rsqrt(mean + eps), out.dtype.element_ty
-        first = (first * scale).to(kind) * tl.load(weight + places, mask=mask)
-        second = (second * scale).to(kind) * tl.load(weight + HALF + places, mask=mask)
+        scale = tl.rsqrt(mean + eps)
+        # Rounded before the product with the weight, as in `rms_norm`.
+        first = (first * scale).to(out.dtype.element_ty) * tl.load(weight + places, mask=mask)
+        second = (second * scale).to(out.dtype.element_ty)
+        second *= tl.load(weight + HALF + places, mask=mask)
         first, second = first.to(tl.float32), second.to(tl.float32)
     c = tl.load(cos + places, mask=mask, other=0.0)
     s = tl.load(sin + places, mask=mask, other=0.0)

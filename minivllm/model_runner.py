@@ -9,7 +9,7 @@ out who computes what (the scheduler) and how operations are done (`ops`). Noteb
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -36,9 +36,9 @@ class RunnerOps(Protocol):
 # [N] int64 of the tokens to choose -> token ids [N] int64. The engine hands in
 # `sampler.sample` (Notebook 10).
 Sample = Callable[[Tensor, SamplingRows, Tensor], Tensor]
-# Fills a place for graphs: a function of a plan and device tensors -> one that does the same.
-# By default the function itself; on a GPU `cuda_graphs.StepGraphs.wrap` (Notebook 08).
-Wrap = Callable[[Callable[..., Tensor]], Callable[..., Tensor]]
+# Fills a place for graphs: a function of a plan -> one that does the same. By default the
+# function itself; on a GPU `cuda_graphs.StepGraphs.wrap` (Notebook 08).
+Wrap = Callable[[Callable[[StepPlan], Tensor]], Callable[[StepPlan], Tensor]]
 # And for the M rows that want to know how probable their token was: logits [M, V] float32 as
 # the model gave them, chosen tokens [M] int64, number of alternatives K. The engine hands in
 # `logits_processors.rank_tokens` (Notebook 10).
@@ -154,17 +154,20 @@ class Pending:
 
     token_ids: Tensor  # [S] int64, on the host once `copied`
     ranked: TokenLogprobs | None = None  # of the rows that ask; None: no row does
-    num_logprobs: list[int | None] = field(default_factory=list)  # [S] alternatives; None: off
+    num_logprobs: Sequence[int | None] = ()  # [S] alternatives; None: off
     copied: torch.cuda.Event | None = None  # when the tokens are on the host; None: at once
 
     @classmethod
     def fetch(
-        cls, token_ids: Tensor, ranked: TokenLogprobs | None, num_logprobs: list[int | None]
+        cls,
+        token_ids: Tensor,
+        ranked: TokenLogprobs | None = None,
+        num_logprobs: Sequence[int | None] = (),
     ) -> Pending:
         """Start copying the tokens to the host, behind the step that computes them."""
-        if not token_ids.is_cuda:
-            return cls(token_ids, ranked, num_logprobs)
         # Memory of its own: a later step may be launched before this copy is read.
+        if not token_ids.is_cuda:
+            return cls(token_ids.clone(), ranked, num_logprobs)
         on_host = torch.empty(token_ids.shape, dtype=token_ids.dtype, pin_memory=True)
         on_host.copy_(token_ids, non_blocking=True)
         copied = torch.cuda.Event()
@@ -229,8 +232,8 @@ class ModelRunner:
             set_value(config.max_num_seqs), max_len, max_blocks, self.device, padding_block
         )
         self.kv_cache = allocate_kv_cache(model_config, config)
-        # The two halves of a step as a graph may hold them.
-        self.compute_logits, self.choose_plainly = wrap(self.forward), wrap(self.choose)
+        # As graphs may hold them: a whole step, and one whose tokens must be chosen with more care.
+        self.plain_step, self.compute_logits = wrap(self.forward_and_choose), wrap(self.forward)
 
     @torch.inference_mode()
     def launch(self, chunks: Sequence[Chunk]) -> Pending:
@@ -272,19 +275,28 @@ class ModelRunner:
 
     def step(self, plan: StepPlan) -> Pending:
         """From the rows to the rows: everything a step does on the device."""
+        if not plan.params:  # only middles of prompts
+            self.forward(plan)
+            return Pending(torch.empty(0, dtype=torch.int64))
+        if self.rows.are_plain:
+            return Pending.fetch(self.plain_step(plan))
         logits = self.compute_logits(plan)
-        if not plan.params:
-            return Pending(torch.empty(0, dtype=torch.int64))  # only middles of prompts
-        choose = self.choose_plainly if self.rows.are_plain else self.choose
-        token_ids = choose(plan, logits)
+        token_ids = self.choose(plan, logits)
         num_logprobs = [params.logprobs for params in plan.params]
         return Pending.fetch(token_ids, self._rank(logits, token_ids, num_logprobs), num_logprobs)
 
+    def forward_and_choose(self, plan: StepPlan) -> Tensor:
+        """The sampled tokens `[S]`, which are in the rows as well."""
+        return self.choose(plan, self.forward(plan))
+
     def forward(self, plan: StepPlan) -> Tensor:
-        """The first half of a step: logits `[S, V]` of the chunks that sample."""
+        """The first half: logits `[S, V]` of the chunks that sample, keys and values stored."""
         inputs = gather(self.rows, plan, self.block_size, self.ops.slot_mapping)
         hidden = self.model(inputs.input_ids, inputs.positions, self._attend(inputs))
-        return self.model.logits(hidden[inputs.last]) if plan.params else hidden[:0]
+        # A product with the vocabulary costs as much as many layers: only where it is needed.
+        if not plan.params:
+            return hidden[:0]
+        return self.model.logits(hidden if plan.is_decode else hidden[inputs.last])
 
     def choose(self, plan: StepPlan, logits: Tensor) -> Tensor:
         """The second half: the sampled tokens `[S]`, which are in the rows as well."""

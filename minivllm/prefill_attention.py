@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minivllm.decode_attention import LOG2_E, load_tile, softmax_step
+from minivllm.decode_attention import LOG2_E, MIN_SIDE, load_tile, softmax_step
 from minivllm.kernels import slots_of
 
 QUERIES = 64  # rows of a tile: new tokens times the heads of a group
@@ -100,6 +100,6 @@ def prefill_attention(
         q, k_cache, v_cache, block_table, query_starts, seq_lens, out, scale, first_request,
         block_table.stride(0), q.stride(0),
         BLOCK_SIZE=block_size, K=num_kv_heads, G=group, D=head_dim,
-        QUERIES=queries, DIMS=triton.next_power_of_2(head_dim), KEYS=KEYS,
+        QUERIES=queries, DIMS=max(MIN_SIDE, triton.next_power_of_2(head_dim)), KEYS=KEYS,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", STAGES=STAGES, num_warps=WARPS,
     )  # fmt: skip

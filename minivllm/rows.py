@@ -49,9 +49,10 @@ class Rows:
 
     Invariant: `row_of` maps each request that holds a row to a different row number; all
     others are in `free_rows`. A row's first `num_blocks[row]` table entries are written.
-    `filtered`, `penalized` and `biases_of` hold rows in use, those that ask for it. One more
-    row, number `padding_row`, belongs to no request and stays as it is: temperature 0, and each
-    block in its table is `padding_block`.
+    `filtered`, `penalized` and `biases_of` hold rows in use, those that ask for it; `special`
+    holds all of these and those that want logprobs. One more row, number `padding_row`, belongs
+    to no request and stays as it is: temperature 0, and each block in its table is
+    `padding_block`.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Rows:
         self.repetition_penalty = column(torch.float32)
         self.presence_penalty = column(torch.float32)
         self.frequency_penalty = column(torch.float32)
+        self.special: set[int] = set()
         self.filtered: set[int] = set()
         self.penalized: set[int] = set()
         self.biases_of: dict[int, list[BiasEntry]] = {}
@@ -113,6 +115,9 @@ class Rows:
             self.frequency_penalty[row] = params.frequency_penalty
         if entries := bias_entries(request):
             self.biases_of[row] = entries
+        is_asking = row in self.filtered or row in self.penalized or row in self.biases_of
+        if is_asking or params.logprobs is not None:
+            self.special.add(row)
         return row
 
     def write_new_blocks(self, request: Request, row: int) -> None:
@@ -128,14 +133,15 @@ class Rows:
         row = self.row_of.pop(request.request_id, None)
         if row is not None:
             self.free_rows.append(row)
+            self.special.discard(row)
             self.filtered.discard(row)
             self.penalized.discard(row)
             self.biases_of.pop(row, None)
 
     @property
     def are_plain(self) -> bool:
-        """Whether no running request asks for filters, biases or penalties."""
-        return not (self.filtered or self.biases_of or self.penalized)
+        """Whether no running request asks for filters, biases, penalties or logprobs."""
+        return not self.special
 
     def settings(self, plan: StepPlan) -> SamplingRows:
         """The sampling settings of the S rows that sample."""
@@ -251,23 +257,31 @@ def gather(rows: Rows, plan: StepPlan, block_size: int, slot_mapping: SlotMappin
     The forebears' `prepare_prefill` and `prepare_decode` in one: a decoding request is a
     chunk of one token.
     """
-    owners = token_owners(plan.lengths, plan.num_tokens)
-    positions = token_positions(plan.starts, plan.lengths, owners)
-    starts = query_starts(plan.lengths)
+    # 1. Whose token each one is, and where in the text it stands.
+    if plan.is_decode:
+        owners, positions, last = plan.sampling, plan.starts, plan.sampling
+        starts = torch.arange(len(owners) + 1, dtype=torch.int32, device=rows.device)
+    else:
+        owners = token_owners(plan.lengths, plan.num_tokens)
+        positions = token_positions(plan.starts, plan.lengths, owners)
+        starts = query_starts(plan.lengths)
+        last = (starts[1:] - 1)[plan.sampling].long()
+    # 2. What the rows hold of it.
     block_table = rows.block_table[plan.row_ids]
+    metadata = AttentionMetadata(
+        block_table=block_table,
+        query_starts=starts,
+        seq_lens=(plan.starts + plan.lengths).to(torch.int32),
+        num_decodes=plan.num_decodes,
+        max_query_len=plan.max_query_len,
+        max_seq_len=plan.max_seq_len,
+    )
     return StepInput(
         input_ids=rows.token_ids[plan.row_ids[owners], positions],
         positions=positions,
         slot_mapping=slot_mapping(block_table, owners, positions, block_size),
-        last=(starts[1:] - 1)[plan.sampling].long(),
-        metadata=AttentionMetadata(
-            block_table=block_table,
-            query_starts=starts,
-            seq_lens=(plan.starts + plan.lengths).to(torch.int32),
-            num_decodes=plan.num_decodes,
-            max_query_len=plan.max_query_len,
-            max_seq_len=plan.max_seq_len,
-        ),
+        last=last,
+        metadata=metadata,
     )
 
 

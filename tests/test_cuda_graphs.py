@@ -149,7 +149,7 @@ def test_every_bucket_is_replayed_and_a_larger_batch_is_not():
         return add_one(rows)(plan)
 
     step = graphs.wrap(counted)
-    graphs.capture_all(step)
+    graphs.capture_all()
     num_captured, rows[:] = len(calls), torch.tensor([10.0, 20, 30, 40, 50, 0])
     assert step(decode_plan([2, 0, 1], [0, 0, 0])).tolist() == [31, 11, 21]
     assert step(decode_plan([4], [0])).tolist() == [51]
@@ -162,22 +162,34 @@ def test_a_chunk_of_a_prompt_runs_without_a_graph():
     """Its shapes are new in every step."""
     graphs = StepGraphs(4, 64, CPU)
     step = graphs.wrap(lambda plan: plan.lengths * 1)
-    graphs.capture_all(step)
+    graphs.capture_all()
     plan = decode_plan([1, 2], [0, 0])
     plan.num_decodes, plan.lengths = 1, torch.tensor([1, 7])
     assert step(plan).tolist() == [1, 7]
 
 
-def test_a_function_may_read_what_another_one_gave():
-    """As the sampler reads the logits: at one address for all buckets."""
+def test_functions_share_the_plan_and_not_the_results():
+    """A step is copied once, whichever function reads it; each has its own result."""
     rows = torch.tensor([1.0, 2.0, 3.0, 0.0])
     graphs = StepGraphs(3, 64, CPU)
     first = graphs.wrap(lambda plan: rows[plan.row_ids])
-    second = graphs.wrap(lambda plan, x: x * 10)
-    graphs.capture_all(lambda plan: second(plan, first(plan)))
-    for row_ids, expected in (([2], [30]), ([0, 1, 2], [10, 20, 30]), ([1, 0], [20, 10])):
+    second = graphs.wrap(lambda plan: rows[plan.row_ids] * 10)
+    graphs.capture_all()
+    for row_ids, expected in (([2], [3]), ([0, 1, 2], [1, 2, 3]), ([1, 0], [2, 1])):
         plan = decode_plan(row_ids, [0] * len(row_ids))
-        assert second(plan, first(plan)).tolist() == expected
+        once, tenfold = first(plan), second(plan)
+        assert graphs.loaded is plan
+        assert once.tolist() == expected
+        assert tenfold.tolist() == [10 * value for value in expected]
+
+
+def test_what_was_not_captured_runs_without_a_graph():
+    """Every call asks Python."""
+    graphs, calls = StepGraphs(2, 64, CPU), []
+    step = graphs.wrap(lambda plan: calls.append(1) or plan.starts + 1)
+    assert step(decode_plan([0], [4])).tolist() == [5]
+    assert step(decode_plan([0], [8])).tolist() == [9]
+    assert len(calls) == 2
 
 
 # -- in the engine --

@@ -1,0 +1,202 @@
+"""Paged attention of one new token per request against float64: on a GPU if there is one, else in
+Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu":
+    os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported
+pytest.importorskip("triton", reason="Triton is not installed (pip install triton; Linux only)")
+
+sys.path.insert(0, str(Path(__file__).parent))
+from paged_batch import PagedBatch, exact_attention, far_memory
+
+from minivllm import ops
+from minivllm.decode_attention import KEYS, Plan, decode_attention, num_items
+
+# -- the plan --
+
+LENS = {  # requests of these lengths
+    "one": [1],
+    "one, long": [5000],
+    "around a tile": [KEYS - 1, KEYS, KEYS + 1, 2 * KEYS],
+    "one long, many short": [9000] + [3] * 40,
+    "padding": [700, 1, 1, 1],
+    "more than 48": list(range(1, 62)),
+}
+
+
+@pytest.mark.parametrize("lens", LENS.values(), ids=LENS.keys())
+def test_every_key_belongs_to_one_item(lens: list[int]) -> None:
+    """A request's items lie one after the other, chunk by chunk; what is left over is nobody's."""
+    plan = Plan(torch.tensor(lens, dtype=torch.int32, device=DEVICE))
+    size = plan.chunk_size.item()
+    assert size > 0 and size % KEYS == 0
+    num_splits = [-(-length // size) for length in lens]
+    owners = [n for n, count in enumerate(num_splits) for _ in range(count)]
+    assert len(owners) <= plan.num_items, "there is an item for every split"
+    left_over = [len(lens)] * (plan.num_items - len(owners))
+    assert plan.item_request.tolist() == owners + left_over
+    assert plan.first_item.tolist() == [sum(num_splits[:n]) for n in range(len(lens))]
+
+
+@pytest.mark.parametrize("num_requests", [1, 2, 48, 49, 256])
+def test_a_plan_has_room_for_any_lengths(num_requests: int) -> None:
+    """Each request wastes less than one chunk, so a chunk's share of all keys and one item for
+    each request suffice; with the worst lengths: just over a chunk each."""
+    for extra in (1, 700):
+        lens = [4 * KEYS + 1] * (num_requests - 1) + [extra * KEYS + 1]
+        plan = Plan(torch.tensor(lens, dtype=torch.int32, device=DEVICE))
+        size = plan.chunk_size.item()
+        assert sum(-(-length // size) for length in lens) <= num_items(num_requests)
+
+
+def test_long_requests_are_split_to_fill_the_device() -> None:
+    """A single request of 64 tiles becomes 64 items."""
+    plan = Plan(torch.tensor([64 * KEYS], dtype=torch.int32, device=DEVICE))
+    assert plan.chunk_size.item() == KEYS
+    assert plan.item_request.tolist().count(0) == 64
+
+
+# -- attention --
+
+
+def check(batch: PagedBatch, num_heads: int, scale: float) -> None:
+    """The newest token of every request."""
+    q = batch.queries(len(batch.lens), num_heads)
+    expected = batch.expected(q.cpu(), [1] * len(batch.lens), scale)
+    there = [x.to(DEVICE) for x in (batch.k_cache, batch.v_cache, batch.table, batch.seq_lens)]
+    given = decode_attention(merged(q), *there, max(batch.lens), scale)
+    assert given.dtype == q.dtype and given.shape == q.shape
+    torch.testing.assert_close(given.cpu().double(), expected, atol=2e-5, rtol=0)
+
+
+def merged(q: Tensor) -> Tensor:
+    """The queries on the device, as a view into wider rows."""
+    rows = torch.full((len(q), q.shape[1] + 3, q.shape[2]), 1e4, device=DEVICE)
+    rows[:, : q.shape[1]] = q.to(DEVICE)
+    return rows[:, : q.shape[1]]
+
+
+SHAPES = [  # query heads, key/value heads, head size, block size
+    (2, 2, 64, 16),
+    (9, 3, 64, 64),
+    (3, 1, 96, 16),
+    (4, 2, 128, 32),
+    (8, 1, 256, 16),
+    (6, 2, 80, 16),
+    (17, 1, 16, 1),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_decode_attention_is_exact(shape: tuple[int, int, int, int]) -> None:
+    """All group sizes, head sizes and block sizes; lengths around the borders of blocks, tiles
+    and chunks."""
+    num_heads, num_kv_heads, head_dim, block_size = shape
+    lens = [1, block_size, block_size + 1, KEYS - 1, KEYS, KEYS + 1, 150]
+    batch = PagedBatch(lens, num_kv_heads, head_dim, block_size)
+    check(batch, num_heads, head_dim**-0.5)
+
+
+@pytest.mark.parametrize("lens", [[4500, 3], [129] + [40] * 50], ids=["long", "many"])
+def test_decode_attention_is_exact_with_larger_chunks(lens: list[int]) -> None:
+    """More keys than there are items for chunks of one tile."""
+    check(PagedBatch(lens, 1, 16), 2, 0.25)
+
+
+def test_decode_attention_is_the_plain_one() -> None:
+    """The twin in `ops`, with the same arguments."""
+    batch = PagedBatch([5, 33, 100, 16], 2, 64)
+    q = batch.queries(4, 4)
+    rest = (batch.k_cache, batch.v_cache, batch.table, batch.seq_lens)
+    expected = ops.decode_attention(q, *rest, 100, 0.125)
+    given = decode_attention(q.to(DEVICE), *(x.to(DEVICE) for x in rest), 100, 0.125)
+    torch.testing.assert_close(given.cpu(), expected, atol=1e-5, rtol=0)
+
+
+def test_equal_scores_give_the_mean_of_the_values() -> None:
+    """Two blocks of two: position p has the value p, in blocks 2 and 0; three keys: (0+1+2)/3."""
+    k_cache = torch.zeros(3, 2, 1, 16, device=DEVICE)
+    v_cache = torch.tensor([2.0, 99, 99, 99, 0, 1], device=DEVICE).view(3, 2, 1, 1)
+    v_cache = v_cache.expand(3, 2, 1, 16).contiguous()
+    table, lens = torch.tensor([[2, 0]]).int().to(DEVICE), torch.tensor([3]).int().to(DEVICE)
+    q = torch.ones(1, 1, 16, device=DEVICE)
+    assert decode_attention(q, k_cache, v_cache, table, lens, 3, 1.0).tolist() == [[[1.0] * 16]]
+
+
+def test_what_was_not_written_changes_no_bit() -> None:
+    """Slots past a request's length, and blocks of nobody, may hold any finite number."""
+    batch = PagedBatch([5, 70, 16, 130], 2, 64)
+    q = batch.queries(4, 4).to(DEVICE)
+
+    def run() -> Tensor:
+        rest = (batch.k_cache, batch.v_cache, batch.table, batch.seq_lens)
+        return decode_attention(q, *(x.to(DEVICE) for x in rest), 130, 0.125)
+
+    before = run()
+    batch.spoil()
+    assert torch.equal(run(), before) and before.any()
+
+
+def test_large_scores_do_not_overflow() -> None:
+    """Scores of some hundreds, whose exponentials are beyond float32, in chunks that are put
+    together."""
+    batch = PagedBatch([150, 4], 1, 16)
+    q = 100 * batch.queries(2, 2)
+    rest = (batch.k_cache, batch.v_cache, batch.table, batch.seq_lens)
+    given = decode_attention(q.to(DEVICE), *(x.to(DEVICE) for x in rest), 150, 1.0)
+    expected = batch.expected(q, [1, 1], 1.0)
+    torch.testing.assert_close(given.cpu().double(), expected, atol=1e-3, rtol=0)
+
+
+def test_a_plan_serves_every_layer() -> None:
+    """Made once from the lengths; other keys and queries give what a new plan gives."""
+    batches = [PagedBatch([5, 150, 64], 1, 16, seed=seed) for seed in (0, 1)]
+    plan = Plan(batches[0].seq_lens.to(DEVICE))
+    for batch in batches:
+        q = batch.queries(3, 2)
+        rest = (batch.k_cache, batch.v_cache, batch.table, batch.seq_lens)
+        there = [q.to(DEVICE), *(x.to(DEVICE) for x in rest), 150, 0.25]
+        expected = batch.expected(q, [1, 1, 1], 0.25)
+        given = decode_attention(*there, plan)
+        torch.testing.assert_close(given.cpu().double(), expected, atol=2e-5, rtol=0)
+        assert torch.equal(given, decode_attention(*there))
+
+
+def test_padding_rows_disturb_nobody() -> None:
+    """Rows of length 1, all in one block that is nobody's."""
+    batch = PagedBatch([70, 9], 1, 16)
+    table = torch.cat((batch.table, batch.table[1:, -1:].expand(3, batch.table.shape[1])))
+    lens = torch.tensor([70, 9, 1, 1, 1], dtype=torch.int32)
+    q = batch.queries(5, 2)
+    rest = (batch.k_cache, batch.v_cache, table, lens)
+    given = decode_attention(q.to(DEVICE), *(x.to(DEVICE) for x in rest), 128, 0.25)
+    expected = batch.expected(q[:2], [1, 1], 0.25)
+    torch.testing.assert_close(given[:2].cpu().double(), expected, atol=2e-5, rtol=0)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="tests/gpu has it, with real memory")
+def test_keys_past_two_to_the_31_numbers_are_found(tmp_path: Path) -> None:
+    """Heads of 64 numbers in blocks of 16: block 2^21 + 1 lies behind number 2^31."""
+    (k_near, k_far), (v_near, v_far) = (
+        far_memory(tmp_path / name, 3 * 1024, torch.float32) for name in "kv"
+    )
+    make = torch.Generator().manual_seed(0)
+    k, v, q = (torch.randn(n, 1, 64, generator=make) for n in (20, 20, 1))
+    # Positions 0 to 15 in block 2^21 + 1, the others in block 1.
+    for near, far, values in ((k_near, k_far, k), (v_near, v_far, v)):
+        far[1024:2048], near[1024 : 1024 + 4 * 64] = values[:16].flatten(), values[16:].flatten()
+    caches = (near.view(3, 16, 1, 64) for near in (k_near, v_near))
+    table = torch.tensor([[2**21 + 1, 1]], dtype=torch.int32)
+    lens = torch.tensor([20], dtype=torch.int32)
+    given = decode_attention(q, *caches, table, lens, 20, 0.125)
+    torch.testing.assert_close(given.double(), exact_attention(q, k, v, 0.125), atol=2e-5, rtol=0)
