@@ -38,8 +38,9 @@ class EngineConfig:
     # Requests that run at the same time, at most: the number of device rows.
     # None: 32 on a CPU (past that its matrix units are full), 256 on a GPU.
     max_num_seqs: int | None = None
-    # Tokens computed in one step, at most. None: 512 on a CPU, 8192 on a GPU: about as long
-    # as a running answer may have to wait for somebody else's prompt.
+    # Tokens computed in one step, at most. None: 512 on a CPU, 8192 on a GPU, 16384 on one of
+    # 64 GiB and more: about as long as a running answer may have to wait for somebody else's
+    # prompt.
     max_num_batched_tokens: int | None = None
     # Tokens of prompt and answer together, at most. None: what the checkpoint was trained
     # for, or what the KV cache can hold if that is less.

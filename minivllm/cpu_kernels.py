@@ -16,11 +16,14 @@ import numpy as np
 from numba import njit, prange
 
 from minivllm.cpu_vectors import (
+    COLUMNS,
     GROUP,
+    ROWS,
     add_rows,
     dot_4_bits,
     dot_8_bits,
     float_of_bits,
+    multiply_rows,
     unpack_4_bits,
     unpack_8_bits,
 )
@@ -29,7 +32,7 @@ from minivllm.cpu_vectors import (
 # zero is infinity, not an exception; the compiled code is kept for the next start (an edit of
 # `cpu_vectors` alone does not renew it: touch this file too).
 FAST: dict[str, Any] = {"fastmath": True, "error_model": "numpy", "cache": True}
-TILE = 8  # weight rows unpacked at a time: with 576 columns 18 KiB, which fits the L1 cache
+TILE = 8 * ROWS  # rows of a weight whose results are written at once
 LOG2_E, LN_2 = np.float32(1.442695041), np.float32(0.693147181)
 
 # -- products ----------------------------------------------------------------------------------
@@ -86,22 +89,60 @@ def unpack(codes, scales, bits, out):
         _unpack_row(codes[row], scales[row], bits, out[row])
 
 
+@njit(**FAST)
+def _columns_of(x):
+    """`x [T, n]` as the columns of matrices `[T / 16, n, 16]`, zeros past the last; without a rest
+    of at most 8 rows, which is not worth a matrix."""
+    count = (len(x) + COLUMNS // 2 - 1) // COLUMNS
+    columns = np.zeros((count, x.shape[1], COLUMNS), np.float32)
+    for t in range(min(len(x), count * COLUMNS)):
+        target = columns[t // COLUMNS]
+        for i in range(x.shape[1]):
+            target[i, t % COLUMNS] = x[t, i]
+    return columns
+
+
+@njit(**FAST)
+def _multiply_columns(columns, weight, sums):
+    """`sums[p, :6] = weight @ columns[p]` for six rows of weight."""
+    for p in range(len(columns)):
+        multiply_rows(
+            columns[p].ctypes.data, weight.ctypes.data, sums[p].ctypes.data, weight.shape[1]
+        )
+
+
+@njit(**FAST)
+def _write_sums(sums, count, out, first):
+    """The first `count` rows of each of `sums [T / 16, TILE, 16]` into columns of `out [T, m]`."""
+    for t in range(len(out)):
+        column = sums[t // COLUMNS, :, t % COLUMNS]
+        for j in range(count):
+            out[t, first + j] = column[j]
+
+
 @njit(parallel=True, **FAST)
 def packed_product(x, codes, scales, bits, out, parts):
-    """`F.linear(x, weight)` for 2 to about 64 rows of `x [T, n]`: `out [T, m]`.
+    """`F.linear(x, weight)` for 2 or more rows of `x [T, n]`: `out [T, m]`.
 
-    A few rows of the weight are unpacked into the first cache and multiplied with all of x.
-    `parts` is the number of threads.
+    Six rows of the weight at a time are unpacked into the first cache (with 576 columns 14 KiB)
+    and multiplied with all of x. `parts` is the number of threads.
     """
-    num_tiles = -(-len(codes) // TILE)
+    columns = _columns_of(x)
+    past, num_tiles = min(len(x), len(columns) * COLUMNS), -(-len(codes) // TILE)
     for part in prange(parts):
-        weight = np.empty((TILE, x.shape[1]), np.float32)
+        weight = np.empty((ROWS, x.shape[1]), np.float32)
+        sums = np.empty((len(columns), TILE, COLUMNS), np.float32)
         for index in range(num_tiles * part // parts, num_tiles * (part + 1) // parts):
-            first = index * TILE
-            count = min(TILE, len(codes) - first)
-            for j in range(count):
-                _unpack_row(codes[first + j], scales[first + j], bits, weight[j])
-            _multiply(x, weight[:count], out, first)
+            first, end = index * TILE, min(index * TILE + TILE, len(codes))
+            for row in range(first, end, ROWS):
+                count = min(ROWS, end - row)
+                for r in range(count):
+                    _unpack_row(codes[row + r], scales[row + r], bits, weight[r])
+                _multiply_columns(columns, weight, sums[:, row - first :])
+                _multiply(x[past:], weight[:count], out[past:], row)
+            # A few at a time: the rows of `out` are so far apart that they contend for the same
+            # places in the cache.
+            _write_sums(sums, end - first, out[:past], first)
 
 
 @njit(parallel=True, **FAST)
@@ -117,12 +158,22 @@ def packed_vector_product(x, codes, scales, bits, out):
 
 @njit(parallel=True, **FAST)
 def dense_product(x, weight, out, parts):
-    """`F.linear(x, weight)` for 2 to about 64 rows of `x [T, n]`, weight `[m, n]`: `out [T, m]`."""
-    num_tiles = -(-len(weight) // TILE)
+    """`F.linear(x, weight)` for 2 or more rows of `x [T, n]`, weight `[m, n]`: `out [T, m]`."""
+    columns = _columns_of(x)
+    past, num_tiles = min(len(x), len(columns) * COLUMNS), -(-len(weight) // TILE)
     for part in prange(parts):
+        last = np.zeros((ROWS, x.shape[1]), np.float32)
+        sums = np.empty((len(columns), TILE, COLUMNS), np.float32)
         for index in range(num_tiles * part // parts, num_tiles * (part + 1) // parts):
-            first = index * TILE
-            _multiply(x, weight[first : first + TILE], out, first)
+            first, end = index * TILE, min(index * TILE + TILE, len(weight))
+            for row in range(first, end, ROWS):
+                rows = weight[row : min(row + ROWS, end)]
+                _multiply(x[past:], rows, out[past:], row)
+                if len(rows) < ROWS:
+                    copy_heads(rows, last)
+                    rows = last
+                _multiply_columns(columns, rows, sums[:, row - first :])
+            _write_sums(sums, end - first, out[:past], first)
 
 
 # -- packing -----------------------------------------------------------------------------------
@@ -166,12 +217,9 @@ def pack(weight, bits, tolerance, codes, scales):
             scales[row, g, 0], scales[row, g, 1] = step, low
             for i in range(GROUP):
                 code = int(np.rint((group[i] - low) / step)) if step > 0 else 0
-                if bits == 8:
-                    codes[row, g * GROUP + i] = code
-                elif i < GROUP // 2:
-                    codes[row, g * GROUP // 2 + i] = code
-                else:
-                    codes[row, g * GROUP // 2 + i - GROUP // 2] |= code << 4
+                # Eight numbers of four codes; see `cpu_vectors`.
+                place = (g * GROUP + i % 8 * 4 + i // 8) * bits
+                codes[row, place // 8] |= code << place % 8
     return misfits == 0
 
 

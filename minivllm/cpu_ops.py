@@ -22,7 +22,6 @@ from minivllm.ops import (
     AttentionMetadata,
     embed,
     linear,
-    linear_add,
     rope_table,
     slot_mapping,
 )
@@ -35,12 +34,12 @@ except ImportError:  # numba is an extra: everything works without it, only slow
     cpu_kernels = cpu_layers = None  # type: ignore[assignment]
 
 __all__ = [
+    "add_rms_norm",
     "apply_rope",
     "attention",
     "embed",
     "has_kernels",
     "linear",
-    "linear_add",
     "norm_rope",
     "num_threads",
     "rms_norm",
@@ -119,6 +118,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     out = torch.empty_like(rows)
     cpu_kernels.rms_norm(rows.numpy(), weight.numpy(), eps, out.numpy())
     return out.view(x.shape)
+
+
+def add_rms_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """See `ops.add_rms_norm`."""
+    total = x + y
+    return total, rms_norm(total, weight, eps)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:

@@ -1,10 +1,10 @@
 """Vector instructions for `cpu_kernels` that LLVM does not find by itself, written in its own
 language through numba's `intrinsic`.
 
-A packed group of 32 weights is 16 bytes of codes (4 bits each: the low halves of the bytes are
-weights 0-15, the high halves weights 16-31) or 32 bytes (8 bits each). LLVM unrolls the short
-loop over them into single numbers; written as vectors, eight weights cost about five
-instructions. The vectors are as long as half a group; LLVM cuts them into what the CPU has.
+A packed group of 32 weights is eight numbers of four codes each: 16 bits wide for codes of 4 bits,
+32 bits wide for codes of 8 bits. Code j of number i is weight 8j + i, so that a shift and a mask
+give eight weights in their order, in the lanes of one vector. LLVM unrolls the short loop over
+them into single numbers; written as vectors, eight weights cost about five instructions.
 Leaves out everything that a plain loop does as fast. Given (no notebook builds it).
 """
 
@@ -18,16 +18,24 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 GROUP = 32  # weights that share a scale and a minimum; see `packed`
+ROWS = 6  # of a weight multiplied at a time: with COLUMNS, as many sums as 16 registers can hold
+COLUMNS = 16  # numbers that share a weight: two vectors of AVX2, which LLVM cuts them into
 I32, I64, F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
-LANES = GROUP // 2
-BYTES, FLOATS = ir.VectorType(ir.IntType(8), LANES), ir.VectorType(F32, LANES)
+LANES = 8
+CODES, WEIGHTS = ir.VectorType(I32, LANES), ir.VectorType(F32, LANES)
+FLOATS = ir.VectorType(F32, COLUMNS)
 ANY_ORDER = ("fast",)
 
 
-def _spread(builder: Any, scalar: Any) -> Any:
-    """The scalar in every lane."""
-    first = builder.insert_element(ir.Constant(FLOATS, ir.Undefined), scalar, I32(0))
-    return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(I32, LANES), [0] * LANES))
+def _constant(kind: Any, value: float) -> Any:
+    return ir.Constant(kind, [value] * kind.count)
+
+
+def _spread(builder: Any, scalar: Any, kind: Any = None) -> Any:
+    """The scalar in every lane of a vector."""
+    kind = kind or FLOATS
+    first = builder.insert_element(ir.Constant(kind, ir.Undefined), scalar, I32(0))
+    return builder.shuffle_vector(first, first, _constant(ir.VectorType(I32, kind.count), 0))
 
 
 def _at(builder: Any, address: Any, offset: Any, kind: Any) -> Any:
@@ -35,20 +43,27 @@ def _at(builder: Any, address: Any, offset: Any, kind: Any) -> Any:
     return builder.inttoptr(builder.add(address, offset), kind.as_pointer())
 
 
+def _multiply_add(builder: Any, x: Any, y: Any, z: Any) -> Any:
+    return builder.fadd(builder.fmul(x, y, flags=ANY_ORDER), z, flags=ANY_ORDER)
+
+
 def _load_group(builder: Any, codes: Any, scales: Any, group: Any, bits: int) -> list[Any]:
-    """The weights of one group, code * scale + minimum, as two vectors."""
+    """The weights of one group, code * scale + minimum, as four vectors."""
     place = _at(builder, scales, builder.mul(group, I64(8)), F32)
-    scale = _spread(builder, builder.load(place))
-    minimum = _spread(builder, builder.load(builder.gep(place, [I64(1)])))
-    place = _at(builder, codes, builder.mul(group, I64(GROUP * bits // 8)), BYTES)
-    halves = [builder.load(place, align=1)]
+    scale = _spread(builder, builder.load(place), WEIGHTS)
+    minimum = _spread(builder, builder.load(builder.gep(place, [I64(1)])), WEIGHTS)
+    packed = ir.VectorType(ir.IntType(4 * bits), LANES)
+    place = _at(builder, codes, builder.mul(group, I64(GROUP * bits // 8)), packed)
+    numbers = builder.load(place, align=1)
     if bits == 4:
-        low, high = ir.Constant(BYTES, [15] * LANES), ir.Constant(BYTES, [4] * LANES)
-        halves = [builder.and_(halves[0], low), builder.lshr(halves[0], high)]
-    else:
-        halves.append(builder.load(builder.gep(place, [I64(1)]), align=1))
-    scaled = [builder.fmul(builder.uitofp(h, FLOATS), scale, flags=ANY_ORDER) for h in halves]
-    return [builder.fadd(weights, minimum, flags=ANY_ORDER) for weights in scaled]
+        numbers = builder.zext(numbers, CODES)
+    weights = []
+    for j in range(4):
+        code = builder.lshr(numbers, _constant(CODES, j * bits))
+        code = builder.and_(code, _constant(CODES, 2**bits - 1))
+        weight = builder.sitofp(code, WEIGHTS)  # not uitofp: AVX2 converts signed numbers only
+        weights.append(_multiply_add(builder, weight, scale, minimum))
+    return weights
 
 
 def _make_unpack(bits: int) -> Any:
@@ -59,10 +74,9 @@ def _make_unpack(bits: int) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             codes, scales, target, num_groups = arguments
             with cgutils.for_range(builder, num_groups) as loop:
-                halves = _load_group(builder, codes, scales, loop.index, bits)
-                place = _at(builder, target, builder.mul(loop.index, I64(4 * GROUP)), FLOATS)
-                for k, half in enumerate(halves):
-                    builder.store(half, builder.gep(place, [I64(k)]), align=4)
+                place = _at(builder, target, builder.mul(loop.index, I64(4 * GROUP)), WEIGHTS)
+                for k, part in enumerate(_load_group(builder, codes, scales, loop.index, bits)):
+                    builder.store(part, builder.gep(place, [I64(k)]), align=4)
             return context.get_dummy_value()
 
         return types.void(types.intp, types.intp, types.intp, types.intp), generate
@@ -77,17 +91,19 @@ def _make_dot(bits: int) -> Any:
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             x, codes, scales, num_groups = arguments
-            zero = ir.Constant(FLOATS, [0.0] * LANES)
-            sums = [cgutils.alloca_once_value(builder, zero) for _ in range(2)]
+            zero = _constant(WEIGHTS, 0.0)
+            sums = [cgutils.alloca_once_value(builder, zero) for _ in range(4)]
             with cgutils.for_range(builder, num_groups) as loop:
-                halves = _load_group(builder, codes, scales, loop.index, bits)
-                place = _at(builder, x, builder.mul(loop.index, I64(4 * GROUP)), FLOATS)
-                for k, (total, half) in enumerate(zip(sums, halves)):
-                    part = builder.load(builder.gep(place, [I64(k)]), align=4)
-                    part = builder.fmul(part, half, flags=ANY_ORDER)
-                    builder.store(builder.fadd(builder.load(total), part, flags=ANY_ORDER), total)
-            total = builder.fadd(builder.load(sums[0]), builder.load(sums[1]), flags=ANY_ORDER)
-            kind = ir.FunctionType(F32, [F32, FLOATS])
+                parts = _load_group(builder, codes, scales, loop.index, bits)
+                place = _at(builder, x, builder.mul(loop.index, I64(4 * GROUP)), WEIGHTS)
+                for k, (total, part) in enumerate(zip(sums, parts)):
+                    numbers = builder.load(builder.gep(place, [I64(k)]), align=4)
+                    part = _multiply_add(builder, numbers, part, builder.load(total))
+                    builder.store(part, total)
+            total = zero
+            for part in sums:
+                total = builder.fadd(total, builder.load(part), flags=ANY_ORDER)
+            kind = ir.FunctionType(F32, [F32, WEIGHTS])
             name = f"llvm.vector.reduce.fadd.v{LANES}f32"
             add_lanes = cgutils.get_or_insert_function(builder.module, kind, name)
             return builder.call(add_lanes, [F32(0.0), total], fastmath=ANY_ORDER)
@@ -95,6 +111,37 @@ def _make_dot(bits: int) -> Any:
         return types.float32(types.intp, types.intp, types.intp, types.intp), generate
 
     return dot
+
+
+@intrinsic
+def _multiply_rows(context, columns, weight, out, count):  # type: ignore[no-untyped-def]
+    """out = weight @ columns for `columns [count, 16]`, `weight [6, count]` and `out [6, 16]`.
+
+    All but the last are addresses. The 96 sums stay in registers, and no number of them has to be
+    added across the lanes of a vector.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        columns, weight, out, count = arguments
+        zero = _constant(FLOATS, 0.0)
+        sums = [cgutils.alloca_once_value(builder, zero) for _ in range(ROWS)]
+        row_size = builder.mul(count, I64(4))
+        rows = [builder.add(weight, builder.mul(row_size, I64(r))) for r in range(ROWS)]
+        with cgutils.for_range(builder, count) as loop:
+            offset = builder.mul(loop.index, I64(4 * COLUMNS))
+            numbers = builder.load(_at(builder, columns, offset, FLOATS), align=4)
+            for row, total in zip(rows, sums):
+                one = builder.load(_at(builder, row, builder.mul(loop.index, I64(4)), F32))
+                product = _multiply_add(
+                    builder, numbers, _spread(builder, one), builder.load(total)
+                )
+                builder.store(product, total)
+        for r, total in enumerate(sums):
+            place = _at(builder, out, I64(4 * COLUMNS * r), FLOATS)
+            builder.store(builder.load(total), place, align=4)
+        return context.get_dummy_value()
+
+    return types.void(*[types.intp] * 4), generate
 
 
 @intrinsic
@@ -109,7 +156,7 @@ def _add_rows(context, target, rows, stride, weights, count, num_vectors):  # ty
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         target, rows, stride, weights, count, num_vectors = arguments
         with cgutils.for_range(builder, num_vectors) as part:
-            offset = builder.mul(part.index, I64(4 * LANES))
+            offset = builder.mul(part.index, I64(4 * COLUMNS))
             place = _at(builder, target, offset, FLOATS)
             total = cgutils.alloca_once(builder, FLOATS)
             builder.store(builder.load(place, align=4), total)
@@ -117,8 +164,8 @@ def _add_rows(context, target, rows, stride, weights, count, num_vectors):  # ty
                 skip = builder.add(offset, builder.mul(loop.index, stride))
                 row = builder.load(_at(builder, rows, skip, FLOATS), align=4)
                 weight = builder.load(_at(builder, weights, builder.mul(loop.index, I64(4)), F32))
-                row = builder.fmul(row, _spread(builder, weight), flags=ANY_ORDER)
-                builder.store(builder.fadd(builder.load(total), row, flags=ANY_ORDER), total)
+                row = _multiply_add(builder, row, _spread(builder, weight), builder.load(total))
+                builder.store(row, total)
             builder.store(builder.load(total), place, align=4)
         return context.get_dummy_value()
 
@@ -141,4 +188,5 @@ unpack_8_bits: Any = _make_unpack(8)
 dot_4_bits: Any = _make_dot(4)
 dot_8_bits: Any = _make_dot(8)
 add_rows: Any = _add_rows
+multiply_rows: Any = _multiply_rows
 float_of_bits: Any = _float_of_bits

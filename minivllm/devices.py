@@ -50,6 +50,18 @@ def cpu_has_bfloat16() -> bool:
     return any(getattr(torch.cpu, probe, bool)() for probe in probes)
 
 
+LARGE_GPU = 64 * 2**30  # bytes of memory; such a GPU is fast as well
+
+
+def step_tokens(device: torch.device) -> int:
+    """Tokens of a step, at most, if nobody says: about as long as a running answer may have to
+    wait for somebody else's prompt. More of them keep a fast GPU busy while the host launches.
+    """
+    if device.type != "cuda":
+        return 512
+    return 16384 if torch.cuda.get_device_properties(device).total_memory >= LARGE_GPU else 8192
+
+
 def kv_budget(share: float | None, device: torch.device) -> int:
     """Bytes that the KV cache and a step's activations may take, weights being loaded."""
     if device.type == "cuda":

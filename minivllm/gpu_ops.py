@@ -10,15 +10,22 @@ import torch
 from torch import Tensor
 
 from minivllm.decode_attention import Plan, decode_attention
-from minivllm.kernels import norm_rope, rms_norm, silu_mul, slot_mapping, store_kv
+from minivllm.kernels import (
+    add_rms_norm,
+    norm_rope,
+    rms_norm,
+    silu_mul,
+    slot_mapping,
+    store_kv,
+)
 from minivllm.ops import AttentionMetadata, embed, linear, rope_table
 from minivllm.prefill_attention import prefill_attention
 
 __all__ = [
+    "add_rms_norm",
     "attention",
     "embed",
     "linear",
-    "linear_add",
     "norm_rope",
     "rms_norm",
     "rope_table",
@@ -26,13 +33,6 @@ __all__ = [
     "slot_mapping",
     "store_kv",
 ]
-
-
-def linear_add(x: Tensor, weight: Tensor, residual: Tensor, bias: Tensor | None = None) -> Tensor:
-    """See `ops.linear_add`; the product is added to `residual` in place, by the product's own
-    kernel."""
-    residual.addmm_(x, weight.T)
-    return residual if bias is None else residual.add_(bias)
 
 
 def attention(

@@ -133,6 +133,29 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 @triton.jit
+def _add_rms_norm_kernel(x, y, weight, total, out, eps, SIZE: tl.constexpr, TILE: tl.constexpr):
+    """total = x + y, then as `_rms_norm_kernel`; program t does row t."""
+    row = tl.program_id(0).to(tl.int64) * SIZE
+    places, mask = tile_places(0, SIZE, TILE)
+    a = tl.load(x + row + places, mask=mask, other=0.0).to(tl.float32)
+    b = tl.load(y + row + places, mask=mask, other=0.0).to(tl.float32)
+    # Normalised is what the next layer will find: the sum as it is stored, rounded.
+    rounded = (a + b).to(total.dtype.element_ty)
+    tl.store(total + row + places, rounded, mask=mask)
+    scaled = scale_to_rms_1(rounded.to(tl.float32), eps, SIZE).to(out.dtype.element_ty)
+    tl.store(out + row + places, scaled * tl.load(weight + places, mask=mask), mask=mask)
+
+
+def add_rms_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """`x + y` `[T, n]` and its `rms_norm`; see `ops.add_rms_norm`. Both must be contiguous."""
+    total, out, size = torch.empty_like(x), torch.empty_like(x), x.shape[-1]
+    _add_rms_norm_kernel[(len(x),)](
+        x, y, weight, total, out, eps, SIZE=size, TILE=triton.next_power_of_2(size)
+    )
+    return total, out
+
+
+@triton.jit
 def _silu_mul_kernel(gate_up, out, WIDTH: tl.constexpr, TILE: tl.constexpr):
     """silu(gate_up[:, :I]) * gate_up[:, I:]; program (t, j) does tile j of row t."""
     row = tl.program_id(0).to(tl.int64)
@@ -152,43 +175,45 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 
 @triton.jit
-def turn_head(
-    x, weight, cos, sin, out, eps, HALF: tl.constexpr, TILE: tl.constexpr, HAS_NORM: tl.constexpr
-):
-    """Normalise (where there is a weight) and rotate the 2 * HALF numbers of one head."""
-    places, mask = tile_places(0, HALF, TILE)
-    first = tl.load(x + places, mask=mask, other=0.0).to(tl.float32)
-    second = tl.load(x + HALF + places, mask=mask, other=0.0).to(tl.float32)
+def turn_heads(
+    x, weight, cos, sin, out, eps, NUM: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr,
+    TILE: tl.constexpr, HAS_NORM: tl.constexpr,
+):  # fmt: skip
+    """Normalise (where there is a weight) and rotate NUM heads of 2 * HALF numbers each, as a
+    tile `[HEADS, TILE]` of their first halves and one of their second."""
+    heads, places = tl.arange(0, HEADS)[:, None], tl.arange(0, TILE)[None, :]
+    mask = (heads < NUM) & (places < HALF)
+    offsets = heads * 2 * HALF + places
+    first = tl.load(x + offsets, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(x + offsets + HALF, mask=mask, other=0.0).to(tl.float32)
     if HAS_NORM:
-        mean = (tl.sum(first * first, axis=0) + tl.sum(second * second, axis=0)) / (2 * HALF)
-        scale = tl.rsqrt(mean + eps)
+        mean = (tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)) / (2 * HALF)
+        scale = tl.rsqrt(mean + eps)[:, None]
         # Rounded before the product with the weight, as in `rms_norm`.
-        first = (first * scale).to(out.dtype.element_ty) * tl.load(weight + places, mask=mask)
+        first = (first * scale).to(out.dtype.element_ty)
         second = (second * scale).to(out.dtype.element_ty)
-        second *= tl.load(weight + HALF + places, mask=mask)
+        first *= tl.load(weight + places, mask=places < HALF)
+        second *= tl.load(weight + HALF + places, mask=places < HALF)
         first, second = first.to(tl.float32), second.to(tl.float32)
-    c = tl.load(cos + places, mask=mask, other=0.0)
-    s = tl.load(sin + places, mask=mask, other=0.0)
-    tl.store(out + places, first * c - second * s, mask=mask)
-    tl.store(out + HALF + places, second * c + first * s, mask=mask)
+    c = tl.load(cos + places, mask=places < HALF, other=0.0)
+    s = tl.load(sin + places, mask=places < HALF, other=0.0)
+    tl.store(out + offsets, first * c - second * s, mask=mask)
+    tl.store(out + offsets + HALF, second * c + first * s, mask=mask)
 
 
 @triton.jit
 def _norm_rope_kernel(
     q, k, q_weight, k_weight, cos, sin, q_out, k_out, eps, q_stride, k_stride,
-    H: tl.constexpr, K: tl.constexpr, HALF: tl.constexpr, TILE: tl.constexpr,
-    HAS_NORM: tl.constexpr,
+    H: tl.constexpr, K: tl.constexpr, Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr,
+    HALF: tl.constexpr, TILE: tl.constexpr, HAS_NORM: tl.constexpr,
 ):  # fmt: skip
-    """Program (t, h) does one head of token t: query head h, or key head h - H."""
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    """Program t turns the query heads and the key heads of token t."""
+    token = tl.program_id(0).to(tl.int64)
     cos, sin = cos + token * HALF, sin + token * HALF
-    if head < H:
-        x, out = q + token * q_stride + head * 2 * HALF, q_out + (token * H + head) * 2 * HALF
-        turn_head(x, q_weight, cos, sin, out, eps, HALF, TILE, HAS_NORM)
-    else:
-        head -= H
-        x, out = k + token * k_stride + head * 2 * HALF, k_out + (token * K + head) * 2 * HALF
-        turn_head(x, k_weight, cos, sin, out, eps, HALF, TILE, HAS_NORM)
+    q, q_out = q + token * q_stride, q_out + token * (H * 2 * HALF)
+    turn_heads(q, q_weight, cos, sin, q_out, eps, H, Q_HEADS, HALF, TILE, HAS_NORM)
+    k, k_out = k + token * k_stride, k_out + token * (K * 2 * HALF)
+    turn_heads(k, k_weight, cos, sin, k_out, eps, K, K_HEADS, HALF, TILE, HAS_NORM)
 
 
 def norm_rope(
@@ -204,9 +229,10 @@ def norm_rope(
     `ops.norm_rope`. The heads of a token must lie one after the other, the tokens need not."""
     (num_tokens, num_heads, head_dim), num_kv_heads = q.shape, k.shape[1]
     q_out, k_out = q.new_empty(q.shape), k.new_empty(k.shape)
-    _norm_rope_kernel[(num_tokens, num_heads + num_kv_heads)](
+    _norm_rope_kernel[(num_tokens,)](
         q, k, q_weight, k_weight, cos, sin, q_out, k_out, eps, q.stride(0), k.stride(0),
-        H=num_heads, K=num_kv_heads, HALF=head_dim // 2,
-        TILE=triton.next_power_of_2(head_dim // 2), HAS_NORM=q_weight is not None, num_warps=1,
+        H=num_heads, K=num_kv_heads, Q_HEADS=triton.next_power_of_2(num_heads),
+        K_HEADS=triton.next_power_of_2(num_kv_heads), HALF=head_dim // 2,
+        TILE=triton.next_power_of_2(head_dim // 2), HAS_NORM=q_weight is not None,
     )  # fmt: skip
     return q_out, k_out

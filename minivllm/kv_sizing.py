@@ -12,7 +12,7 @@ import torch
 
 from minivllm.block_manager import blocks_for
 from minivllm.config import EngineConfig, replace, set_value
-from minivllm.devices import kv_budget
+from minivllm.devices import kv_budget, step_tokens
 from minivllm.model import CausalLM
 from minivllm.model_runner import (
     CPU_MEMORY_SHARE,
@@ -37,7 +37,7 @@ def fill_in(config: EngineConfig, path: Path, model: CausalLM) -> EngineConfig:
     weight = next(model.parameters())
     is_cpu = weight.device.type == "cpu"
     num_seqs = config.max_num_seqs or (32 if is_cpu else 256)
-    num_tokens = config.max_num_batched_tokens or max(512 if is_cpu else 8192, num_seqs)
+    num_tokens = config.max_num_batched_tokens or max(step_tokens(weight.device), num_seqs)
     config = replace(
         config,
         model_path=str(path),

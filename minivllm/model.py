@@ -29,10 +29,10 @@ class Ops(Protocol):
 
     def embed(self, input_ids: Tensor, weight: Tensor) -> Tensor: ...
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor: ...
-    def linear_add(
-        self, x: Tensor, weight: Tensor, residual: Tensor, bias: Tensor | None = None
-    ) -> Tensor: ...
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
+    def add_rms_norm(
+        self, x: Tensor, y: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]: ...
     def silu_mul(self, gate_up: Tensor) -> Tensor: ...
     def rope_table(
         self, rope: RopeConfig, head_dim: int, max_len: int
@@ -69,12 +69,9 @@ class Linear(nn.Module):
         self.weight = empty_parameter(out_size, in_size)
         self.bias = empty_parameter(out_size) if bias else None
 
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """`x @ weight.T + bias`, added to `residual [T, out]` if there is one, which is then
-        used up: its memory may hold the result."""
-        if residual is None:
-            return self.ops.linear(x, self.weight, self.bias)
-        return self.ops.linear_add(x, self.weight, residual, self.bias)
+    def forward(self, x: Tensor) -> Tensor:
+        """`x @ weight.T + bias`."""
+        return self.ops.linear(x, self.weight, self.bias)
 
 
 class Embedding(nn.Module):
@@ -102,6 +99,10 @@ class RMSNorm(nn.Module):
         """Normalise the last axis; see `ops.rms_norm`."""
         return self.ops.rms_norm(x, self.weight, self.eps)
 
+    def after_add(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """`x + y` and the norm of it; see `ops.add_rms_norm`."""
+        return self.ops.add_rms_norm(x, y, self.weight, self.eps)
+
 
 class Attention(nn.Module):
     """Grouped-query attention: H query heads share K key/value heads, H / K to each.
@@ -123,17 +124,15 @@ class Attention(nn.Module):
             self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps, ops)
             self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps, ops)
 
-    def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend, residual: Tensor
-    ) -> Tensor:
-        """Project, normalise the heads (Qwen3), rotate, attend, project back, add to `residual`.
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        """Project, normalise the heads (Qwen3), rotate, attend, project back.
 
-        `x, residual [T, hidden]`, `cos, sin [T, D/2]` of the tokens' positions -> `[T, hidden]`.
+        `x [T, hidden]`, `cos, sin [T, D/2]` of the tokens' positions -> `[T, hidden]`.
         """
         q, k, v = self.split_heads(self.qkv_proj(x))
         # Values carry content, not position: only queries and keys turn.
         q, k = self.ops.norm_rope(q, k, *self.norm_weights(), cos, sin, self.eps)
-        return self.o_proj(attend(self.layer_index, q, k, v).flatten(1), residual)
+        return self.o_proj(attend(self.layer_index, q, k, v).flatten(1))
 
     def norm_weights(self) -> tuple[Tensor | None, Tensor | None]:
         """The weights `[D]` of the norms of query and key heads, where the model has them."""
@@ -162,9 +161,9 @@ class MLP(nn.Module):
         self.gate_up_proj = Linear(hidden, 2 * width, bias, ops)
         self.down_proj = Linear(width, hidden, bias, ops)
 
-    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
-        """`x, residual [T, hidden]` -> residual + MLP(x), `[T, hidden]`."""
-        return self.down_proj(self.ops.silu_mul(self.gate_up_proj(x)), residual)
+    def forward(self, x: Tensor) -> Tensor:
+        """`x [T, hidden] -> [T, hidden]`."""
+        return self.down_proj(self.ops.silu_mul(self.gate_up_proj(x)))
 
 
 class DecoderLayer(nn.Module):
@@ -179,9 +178,10 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         """`x [T, hidden]` -> `[T, hidden]`: x + attention(norm(x)), then the same with the MLP."""
-        # The sum is part of the last product: on a GPU one pass over the memory less.
-        x = self.self_attn(self.input_layernorm(x), cos, sin, attend, residual=x)
-        return self.mlp(self.post_attention_layernorm(x), residual=x)
+        attended = self.self_attn(self.input_layernorm(x), cos, sin, attend)
+        # The sum and its norm in one go: on a GPU one pass over the memory less.
+        x, normed = self.post_attention_layernorm.after_add(x, attended)
+        return x + self.mlp(normed)
 
 
 class Decoder(nn.Module):

@@ -34,12 +34,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x, weight, bias)
 
 
-def linear_add(x: Tensor, weight: Tensor, residual: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`residual [T, out] + linear(x, weight, bias)`; a kernel may write the result into
-    `residual`, which must not be used any more."""
-    return residual + F.linear(x, weight, bias)
-
-
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Scale the vectors along the last axis to root mean square 1, then by `weight`.
 
@@ -51,6 +45,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return weight * (wide * scale).to(x.dtype)
+
+
+def add_rms_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The sum `x + y` `[T, n]`, and its `rms_norm`: two results that a kernel has at once."""
+    total = x + y
+    return total, rms_norm(total, weight, eps)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:

@@ -79,7 +79,7 @@ class Grid:
     """
 
     bits: int  # of a code, 4 or 8
-    codes: np.ndarray  # uint8 [m, n * bits / 8]; byte i of a 4-bit group holds i and i + 16
+    codes: np.ndarray  # uint8 [m, n * bits / 8]; their order: see `cpu_vectors`
     scales: np.ndarray  # float32 [m, n / 32, 2]: scale and minimum
 
     @property
@@ -134,12 +134,7 @@ class PackedLinear(nn.Module):
         self.grid: Any = Grid.of(weight)
         self.weight: Any = weight if self.grid is None else None
 
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """`x @ weight.T + bias`, plus `residual [T, out]`."""
-        out = self.product(x)
-        return out if residual is None else out.add_(residual)
-
-    def product(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """`x @ weight.T + bias`."""
         if len(x) > FEW_ROWS or (self.grid is None and len(x) == 1):
             # Unpacking costs less than a hundredth of such a product.
@@ -224,12 +219,7 @@ class Bfloat16Linear(nn.Module):
         grid = Grid.of(weight, (4,)) if cpu_kernels is not None else None
         self.int4 = None if grid is None else to_int4(grid)
 
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """`x @ weight.T + bias`, plus `residual [T, out]`."""
-        out = self.product(x)
-        return out if residual is None else out.add_(residual)
-
-    def product(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """`x @ weight.T + bias`."""
         if self.int4 is not None and len(x) <= INT4_ROWS:
             codes, scales = self.int4
@@ -251,8 +241,10 @@ def prepack(weight: Tensor) -> Tensor | None:
 def to_int4(grid: Grid) -> tuple[Tensor, Tensor]:
     """Codes and scales for torch's int4 product, whose weight is (code - 8) * scale + zero, scale
     and zero bfloat16."""
-    bytes_ = torch.from_numpy(grid.codes).unflatten(1, (-1, GROUP // 2))  # [m, n / 32, 16]
-    codes = torch.cat((bytes_ & 15, bytes_ >> 4), dim=-1).flatten(1)
+    bytes_ = torch.from_numpy(grid.codes)
+    # The codes of weights 0, 8, 16, 24, then 1, 9, 17, 25, ... of each group: [m, n / 32, 8, 4].
+    codes = torch.stack((bytes_ & 15, bytes_ >> 4), dim=-1).view(len(bytes_), -1, 8, 4)
+    codes = codes.transpose(2, 3).flatten(1)
     scale, minimum = torch.from_numpy(grid.scales).unbind(-1)
     scales = torch.stack((scale, minimum + 8 * scale), dim=-1).transpose(0, 1)
     packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.int(), 1)

@@ -42,10 +42,16 @@ def hash_counter(seed, counter):
 
 @triton.jit
 def gumbel(bits):
-    """-log(-log(u)) with the upper 24 bits as u in (0, 1), in float32."""
-    u = (shift_right(bits, 40).to(tl.float32) + 0.5) * 5.9604644775390625e-08  # 2^-24
-    # Near 1, u is one of few float32 numbers; 1 - u is exact, and so is the logarithm of it.
-    return -tl.log(-tl.log(u))
+    """-log(-log(u)) in float32, with the upper 32 bits as u in (0, 1); see `noise.gumbel_noise`.
+
+    The tokens that win have u near 1, and float32 has few numbers there: u would be rounded to 1,
+    whose noise is infinite. So 1 - u is made from the bits, exactly, and never u.
+    """
+    rest = ((~bits >> 32).to(tl.uint32).to(tl.float32) + 0.5) * 2.3283064365386963e-10  # 2^-32
+    # -log(1 - rest): its series where rest is below 2^-6; elsewhere a rest of 1 would give -inf.
+    series = rest * (1 + rest * (0.5 + rest * (0.33333333 + rest * 0.25)))
+    minus_log = tl.where(rest < 0.015625, series, -tl.log(tl.maximum(1 - rest, 1e-10)))
+    return -tl.log(minus_log)
 
 
 @triton.jit(do_not_specialize=["num_tiles"])
@@ -63,7 +69,8 @@ def _best_of_tile_kernel(
     if temperature > 0:
         bits = hash_counter(tl.load(seeds + row), tl.load(positions + row).to(tl.int64))
         scores = scores / temperature + gumbel(hash_counter(bits, tokens.to(tl.int64)))
-    scores = tl.where(mask, scores, float("-inf"))
+    # NaN counts as -inf: its row gets some valid token, and not one behind the vocabulary.
+    scores = tl.where(mask & (scores == scores), scores, float("-inf"))
     winner = tl.argmax(scores, axis=0)
     tl.store(best + row * num_tiles + tile, tl.max(scores, axis=0))
     tl.store(best_ids + row * num_tiles + tile, tile * TILE + winner)

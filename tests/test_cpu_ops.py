@@ -187,7 +187,7 @@ def test_without_numba_every_operation_is_the_plain_one(monkeypatch: pytest.Monk
 def test_the_module_offers_every_operation_of_ops() -> None:
     """What the model and the runner call is there under the same name."""
     names = ("embed", "linear", "rms_norm", "silu_mul", "rope_table", "apply_rope",
-             "slot_mapping", "store_kv", "attention", "norm_rope", "linear_add")  # fmt: skip
+             "slot_mapping", "store_kv", "attention", "norm_rope", "add_rms_norm")  # fmt: skip
     assert all(callable(getattr(cpu_ops, name)) for name in names)
 
 

@@ -323,13 +323,13 @@ class CountedOps:
 
 
 def test_all_arithmetic_goes_through_the_ops_that_were_handed_in() -> None:
-    """Per layer: 2 products, 2 with a sum, 2 norms, 1 rotation with the heads' norms, 1 gate;
-    once: embedding, norm, head."""
+    """Per layer: 4 products, 2 norms, one of them of a sum, 1 rotation with the heads' norms, 1
+    gate; once: embedding, norm, head."""
     counted = CountedOps()
     model = CausalLM(TINY, max_len=8, ops=counted)
     hidden = model(torch.tensor([1]), torch.tensor([0]), lambda _, q, k, v: q)
     model.logits(hidden)
-    expected = {"embed": 1, "linear": 5, "linear_add": 4, "rms_norm": 5, "norm_rope": 2}
+    expected = {"embed": 1, "linear": 9, "add_rms_norm": 2, "rms_norm": 3, "norm_rope": 2}
     assert counted.calls == expected | {"silu_mul": 2, "rope_table": 1}
 
 

@@ -36,13 +36,13 @@ def random_rows(*shape: int) -> Tensor:
 
 
 def test_codes_scale_and_minimum_of_a_small_group() -> None:
-    """-1, -0.75, ..., 2.75, twice: codes 0 to 15, steps of 0.25 above -1; byte i holds the codes
-    of weights i and i + 16."""
+    """-1, -0.75, ..., 2.75, twice: codes 0 to 15, steps of 0.25 above -1; bytes 2i and 2i + 1 hold
+    the codes of weights i, 8 + i and 16 + i, 24 + i."""
     weight = (torch.arange(16) * 0.25 - 1).repeat(2)[None]
     grid = Grid.of(weight)
     assert grid is not None and grid.bits == 4
     assert grid.scales.tolist() == [[[0.25, -1.0]]]
-    assert grid.codes.tolist() == [[16 * code + code for code in range(16)]]
+    assert grid.codes.tolist() == [[16 * (8 + i) + i for i in range(8) for _ in range(2)]]
     assert torch.equal(grid.dense(), weight)
 
 
