@@ -10,14 +10,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from course import files
+from course import files, forks
 
 TEST_LIMIT = 10  # seconds for one test
 TOTAL_LIMIT = 300  # seconds for all of them, imports included
@@ -84,7 +83,7 @@ def _process(
         (folder / "job.json").write_text(json.dumps(job), "utf-8")
         with open(folder / "output", "wb") as output:  # not a pipe: grandchildren would hold it
             process = subprocess.Popen(
-                [sys.executable, "-m", "course.check_process", str(folder)],
+                forks.command("-m", "course.check_process", str(folder)),
                 cwd=root,
                 env=_environment(root, folder),
                 stdin=subprocess.DEVNULL,

@@ -24,6 +24,7 @@ from minivllm.cpu_vectors import (
     dot_8_bits,
     float_of_bits,
     multiply_rows,
+    score_keys,
     unpack_4_bits,
     unpack_8_bits,
 )
@@ -73,20 +74,28 @@ def _multiply(x, weight, out, first):
 
 
 @njit(**FAST)
-def _unpack_row(codes, scales, bits, out):
-    """One row of a packed matrix as float32 `[n]`; see `packed` for the format."""
-    places = codes.ctypes.data, scales.ctypes.data, out.ctypes.data
-    if bits == 4:
-        unpack_4_bits(places[0], places[1], places[2], len(scales))
-    else:
-        unpack_8_bits(places[0], places[1], places[2], len(scales))
+def _unpack_rows(codes, scales, bits, out):
+    """`out [m, n]` = rows of a packed matrix as float32; see `packed` for the format.
+
+    By addresses: each view of an array would cost numba two counts of its users.
+    """
+    codes_at, scales_at, out_at = codes.ctypes.data, scales.ctypes.data, out.ctypes.data
+    for _ in range(len(codes)):
+        if bits == 4:
+            unpack_4_bits(codes_at, scales_at, out_at, scales.shape[1])
+        else:
+            unpack_8_bits(codes_at, scales_at, out_at, scales.shape[1])
+        codes_at += codes.strides[0]
+        scales_at += scales.strides[0]
+        out_at += out.strides[0]
 
 
 @njit(parallel=True, **FAST)
 def unpack(codes, scales, bits, out):
     """`out [m, n]` = the packed matrix as float32."""
     for row in prange(len(codes)):
-        _unpack_row(codes[row], scales[row], bits, out[row])
+        rows = slice(row, row + 1)
+        _unpack_rows(codes[rows], scales[rows], bits, out[rows])
 
 
 @njit(**FAST)
@@ -136,8 +145,8 @@ def packed_product(x, codes, scales, bits, out, parts):
             first, end = index * TILE, min(index * TILE + TILE, len(codes))
             for row in range(first, end, ROWS):
                 count = min(ROWS, end - row)
-                for r in range(count):
-                    _unpack_row(codes[row + r], scales[row + r], bits, weight[r])
+                rows = slice(row, row + count)
+                _unpack_rows(codes[rows], scales[rows], bits, weight)
                 _multiply_columns(columns, weight, sums[:, row - first :])
                 _multiply(x[past:], weight[:count], out[past:], row)
             # A few at a time: the rows of `out` are so far apart that they contend for the same
@@ -312,19 +321,31 @@ def _softmax(scores):
 
 
 @njit(**FAST)
-def _score_block(queries, keys, head, scale, scores):
-    """scores[g, s] = queries[g] @ keys[s, head] * scale, four keys and two queries at a time."""
-    last_key, last_query = scores.shape[1] - 1, len(queries) - 1
+def _score_block(queries, keys, ahead, scale, scores):
+    """`scores [G, s] = queries [G, D] @ keys [s, D].T * scale`, and up to three more columns; the
+    next keys lie `ahead` bytes behind these."""
+    last_key, last_query, stride = len(keys) - 1, len(queries) - 1, keys.strides[0]
+    keys_at, queries_at, scores_at = keys.ctypes.data, queries.ctypes.data, scores.ctypes.data
     for s in range(0, last_key + 1, 4):
-        s1, s2, s3 = min(s + 1, last_key), min(s + 2, last_key), min(s + 3, last_key)
-        for g in range(0, last_query + 1, 2):
-            g1 = min(g + 1, last_query)
-            sums = _dot_tile(
-                keys[s, head], keys[s1, head], keys[s2, head], keys[s3, head],
-                queries[g], queries[g1],
+        for g in range(0, last_query + 1, 3):
+            score_keys(
+                queries_at + g * queries.strides[0], queries.strides[0], last_query - g,
+                keys_at + s * stride, stride, last_key - s, ahead, keys.shape[1] // 8, scale,
+                scores_at + g * scores.strides[0] + 4 * s, scores.strides[0],
             )  # fmt: skip
-            for k, i in enumerate((s, s1, s2, s3)):
-                scores[g, i], scores[g1, i] = sums[k] * scale, sums[4 + k] * scale
+
+
+@njit(**FAST)
+def _add_block(weights, values, ahead, result):
+    """`result [G, D] += weights [G, s] @ values [s, D]`; the next values lie `ahead` bytes behind
+    these."""
+    last = len(result) - 1
+    for g in range(0, last + 1, 3):
+        add_rows(
+            result.ctypes.data + g * result.strides[0], result.strides[0],
+            weights.ctypes.data + g * weights.strides[0], weights.strides[0], last - g,
+            values.ctypes.data, values.strides[0], ahead, len(values), values.shape[1] // 16,
+        )  # fmt: skip
 
 
 @njit(parallel=True, **FAST)
@@ -339,24 +360,27 @@ def decode_attention(q, k_cache, v_cache, block_table, seq_lens, scale, out, sha
     size = q.shape[1] // k_cache.shape[2]
     for piece in prange(len(q) * shares):
         n, first = piece // shares, piece % shares * num_heads
+        length, blocks = seq_lens[n], block_table[n]
         queries = q[n, first * size : (first + num_heads) * size]
         result = out[n, first * size : (first + num_heads) * size]
-        num_blocks = (seq_lens[n] + block_size - 1) // block_size
-        scores = np.empty((num_heads * size, seq_lens[n]), np.float32)
-        for j in range(num_blocks):
-            keys = k_cache[block_table[n, j]]
-            block = scores[:, j * block_size : (j + 1) * block_size]
-            for head in range(num_heads):
-                group = slice(head * size, (head + 1) * size)
-                _score_block(queries[group], keys, first + head, scale, block[group])
+        scores = np.empty((num_heads * size, length + 3), np.float32)
+        last = (length - 1) // block_size
+        for j in range(last + 1):
+            start, end = j * block_size, min((j + 1) * block_size, length)
+            keys = k_cache[blocks[j], : end - start, first : first + num_heads]
+            following = k_cache[blocks[j + 1]] if j < last else v_cache[blocks[0]]
+            ahead = following[0, first:].ctypes.data - keys.ctypes.data
+            for h in range(num_heads):
+                group = slice(h * size, (h + 1) * size)
+                _score_block(queries[group], keys[:, h], ahead, scale, scores[group, start:])
         for row in range(len(scores)):
-            _softmax(scores[row])
+            _softmax(scores[row, :length])
         result[:] = 0
-        for j in range(num_blocks):
-            for row in range(len(scores)):
-                values = v_cache[block_table[n, j], :, first + row // size]
-                weights = scores[row, j * block_size : (j + 1) * block_size]
-                add_rows(
-                    result[row].ctypes.data, values.ctypes.data, values.strides[0],
-                    weights.ctypes.data, len(weights), q.shape[2] // 16,
-                )  # fmt: skip
+        for j in range(last + 1):
+            start, end = j * block_size, min((j + 1) * block_size, length)
+            values = v_cache[blocks[j], : end - start, first : first + num_heads]
+            following = v_cache[blocks[min(j + 1, last)]]
+            ahead = following[0, first:].ctypes.data - values.ctypes.data
+            for h in range(num_heads):
+                group = slice(h * size, (h + 1) * size)
+                _add_block(scores[group, start:], values[:, h], ahead, result[group])

@@ -43,6 +43,19 @@ def _at(builder: Any, address: Any, offset: Any, kind: Any) -> Any:
     return builder.inttoptr(builder.add(address, offset), kind.as_pointer())
 
 
+def _load(builder: Any, address: Any, offset: Any, kind: Any = None) -> Any:
+    """What lies `offset` bytes behind `address`; a vector of 8 floats if nothing else is said."""
+    return builder.load(_at(builder, address, offset, kind or WEIGHTS), align=4)
+
+
+def _add_lanes(builder: Any, vector: Any) -> Any:
+    """The sum of the eight lanes of a vector."""
+    kind = ir.FunctionType(F32, [F32, WEIGHTS])
+    name = f"llvm.vector.reduce.fadd.v{LANES}f32"
+    add_lanes = cgutils.get_or_insert_function(builder.module, kind, name)
+    return builder.call(add_lanes, [F32(0.0), vector], fastmath=ANY_ORDER)
+
+
 def _multiply_add(builder: Any, x: Any, y: Any, z: Any) -> Any:
     return builder.fadd(builder.fmul(x, y, flags=ANY_ORDER), z, flags=ANY_ORDER)
 
@@ -66,6 +79,15 @@ def _load_group(builder: Any, codes: Any, scales: Any, group: Any, bits: int) ->
     return weights
 
 
+def _prefetch_group(
+    builder: Any, codes: Any, scales: Any, group: Any, num_groups: Any, bits: int
+) -> None:
+    """What the same group of the row is, `ROWS` rows further: it is needed next."""
+    further = builder.add(group, builder.mul(num_groups, I64(ROWS)))
+    _prefetch(builder, codes, builder.mul(further, I64(GROUP * bits // 8)))
+    _prefetch(builder, scales, builder.mul(further, I64(8)))
+
+
 def _make_unpack(bits: int) -> Any:
     @intrinsic
     def unpack(context, codes, scales, target, num_groups):  # type: ignore[no-untyped-def]
@@ -75,6 +97,7 @@ def _make_unpack(bits: int) -> Any:
             codes, scales, target, num_groups = arguments
             with cgutils.for_range(builder, num_groups) as loop:
                 place = _at(builder, target, builder.mul(loop.index, I64(4 * GROUP)), WEIGHTS)
+                _prefetch_group(builder, codes, scales, loop.index, num_groups, bits)
                 for k, part in enumerate(_load_group(builder, codes, scales, loop.index, bits)):
                     builder.store(part, builder.gep(place, [I64(k)]), align=4)
             return context.get_dummy_value()
@@ -103,10 +126,7 @@ def _make_dot(bits: int) -> Any:
             total = zero
             for part in sums:
                 total = builder.fadd(total, builder.load(part), flags=ANY_ORDER)
-            kind = ir.FunctionType(F32, [F32, WEIGHTS])
-            name = f"llvm.vector.reduce.fadd.v{LANES}f32"
-            add_lanes = cgutils.get_or_insert_function(builder.module, kind, name)
-            return builder.call(add_lanes, [F32(0.0), total], fastmath=ANY_ORDER)
+            return _add_lanes(builder, total)
 
         return types.float32(types.intp, types.intp, types.intp, types.intp), generate
 
@@ -145,31 +165,95 @@ def _multiply_rows(context, columns, weight, out, count):  # type: ignore[no-unt
 
 
 @intrinsic
-def _add_rows(context, target, rows, stride, weights, count, num_vectors):  # type: ignore[no-untyped-def]
-    """target += the sum of weights[s] * row s for s below `count`.
+def _score_keys(context, queries, query_stride, last_query, keys, stride, last_key, ahead,
+                num_vectors, scale, scores, score_stride):  # type: ignore[no-untyped-def]  # fmt: skip
+    """scores[g, s] = queries[g] @ keys[s] * scale for three g and four s.
 
-    All but the last two are addresses or, `stride`, the bytes from one row to the next; a row
-    is `num_vectors` times 16 floats. LLVM's own loop would store and load the target once for
-    every row, after a check that it overlaps none.
+    The strides are bytes; instead of queries and keys behind the last ones these are taken again,
+    but the places of four scores are written. `num_vectors` times 8 floats are a key. What lies
+    `ahead` bytes behind the keys will be needed next.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        target, rows, stride, weights, count, num_vectors = arguments
-        with cgutils.for_range(builder, num_vectors) as part:
-            offset = builder.mul(part.index, I64(4 * COLUMNS))
-            place = _at(builder, target, offset, FLOATS)
-            total = cgutils.alloca_once(builder, FLOATS)
-            builder.store(builder.load(place, align=4), total)
-            with cgutils.for_range(builder, count) as loop:
-                skip = builder.add(offset, builder.mul(loop.index, stride))
-                row = builder.load(_at(builder, rows, skip, FLOATS), align=4)
-                weight = builder.load(_at(builder, weights, builder.mul(loop.index, I64(4)), F32))
-                row = _multiply_add(builder, row, _spread(builder, weight), builder.load(total))
-                builder.store(row, total)
-            builder.store(builder.load(total), place, align=4)
+        queries, query_stride, last_query, keys, stride, last_key = arguments[:6]
+        ahead, num_vectors, scale, scores, score_stride = arguments[6:]
+        query_rows = _rows_up_to(builder, queries, query_stride, last_query, 3)
+        score_rows = _rows_up_to(builder, scores, score_stride, last_query, 3)
+        key_rows = _rows_up_to(builder, keys, stride, last_key, 4)
+        zero = _constant(WEIGHTS, 0.0)
+        sums = [cgutils.alloca_once_value(builder, zero) for _ in range(12)]
+        with cgutils.for_range(builder, num_vectors) as loop:
+            offset = builder.mul(loop.index, I64(4 * LANES))
+            numbers = [_load(builder, row, offset) for row in query_rows]
+            for k, row in enumerate(key_rows):
+                _prefetch(builder, builder.add(row, ahead), offset)
+                key = _load(builder, row, offset)
+                for total, query in zip(sums[k::4], numbers):
+                    builder.store(_multiply_add(builder, key, query, builder.load(total)), total)
+        for g, row in enumerate(score_rows):
+            for k in range(4):
+                score = _add_lanes(builder, builder.load(sums[4 * g + k]))
+                place = _at(builder, row, I64(4 * k), F32)
+                builder.store(builder.fmul(score, scale, flags=ANY_ORDER), place)
         return context.get_dummy_value()
 
-    return types.void(*[types.intp] * 6), generate
+    kinds = [types.intp] * 8 + [types.float32] + [types.intp] * 2
+    return types.void(*kinds), generate
+
+
+@intrinsic
+def _add_rows(context, targets, target_stride, weights, weight_stride, last_target,
+              rows, stride, ahead, count, num_vectors):  # type: ignore[no-untyped-def]  # fmt: skip
+    """targets[g] += the sum of weights[g, s] * rows[s] for s below `count`, three g at a time.
+
+    The strides are bytes; of targets behind `last_target` this one is taken again. A row is
+    `num_vectors` times 16 floats. LLVM's own loop would store and load a target once for every
+    row, after a check that it overlaps none.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        targets, target_stride, weights, weight_stride, last_target = arguments[:5]
+        rows, stride, ahead, count, num_vectors = arguments[5:]
+        target_rows = _rows_up_to(builder, targets, target_stride, last_target, 3)
+        weight_rows = _rows_up_to(builder, weights, weight_stride, last_target, 3)
+        sums = [cgutils.alloca_once(builder, FLOATS) for _ in target_rows]
+        with cgutils.for_range(builder, num_vectors) as part:
+            offset = builder.mul(part.index, I64(4 * COLUMNS))
+            places = [_at(builder, row, offset, FLOATS) for row in target_rows]
+            for place, total in zip(places, sums):
+                builder.store(builder.load(place, align=4), total)
+            with cgutils.for_range(builder, count) as loop:
+                skip = builder.add(offset, builder.mul(loop.index, stride))
+                _prefetch(builder, builder.add(rows, ahead), skip)
+                row = _load(builder, rows, skip, FLOATS)
+                for total, weight_row in zip(sums, weight_rows):
+                    weight = _load(builder, weight_row, builder.mul(loop.index, I64(4)), F32)
+                    sum_ = _multiply_add(
+                        builder, row, _spread(builder, weight), builder.load(total)
+                    )
+                    builder.store(sum_, total)
+            for place, total in zip(places, sums):
+                builder.store(builder.load(total), place, align=4)
+        return context.get_dummy_value()
+
+    return types.void(*[types.intp] * 10), generate
+
+
+def _rows_up_to(builder: Any, first: Any, stride: Any, last: Any, count: int) -> list[Any]:
+    """The addresses of `count` rows, row 0 at `first`; instead of rows behind `last`, this one."""
+    indices = [I64(0)]
+    for i in range(1, count):
+        indices.append(builder.select(builder.icmp_signed("<", I64(i), last), I64(i), last))
+    return [builder.add(first, builder.mul(stride, index)) for index in indices]
+
+
+def _prefetch(builder: Any, address: Any, offset: Any) -> None:
+    """Let the memory send the cache line there while something else is computed; the CPU does
+    this by itself only where it can see where a block of the cache ends and which is next."""
+    pointer = _at(builder, address, offset, ir.IntType(8))
+    kind = ir.FunctionType(ir.VoidType(), [pointer.type, I32, I32, I32])
+    prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+    builder.call(prefetch, [pointer, I32(0), I32(3), I32(1)])  # a read, of data needed soon
 
 
 @intrinsic
@@ -188,5 +272,6 @@ unpack_8_bits: Any = _make_unpack(8)
 dot_4_bits: Any = _make_dot(4)
 dot_8_bits: Any = _make_dot(8)
 add_rows: Any = _add_rows
+score_keys: Any = _score_keys
 multiply_rows: Any = _multiply_rows
 float_of_bits: Any = _float_of_bits

@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from minivllm.request import SamplingParams
 from minivllm.rows import StepPlan
+from minivllm.step_input import padding_plan
 
 # -- buckets --------------------------------------------------------------------------------------
 
@@ -48,33 +48,6 @@ def bucket_for(num_rows: int, buckets: list[int]) -> int | None:
     """
     index = bisect_left(buckets, num_rows)
     return buckets[index] if index < len(buckets) else None
-
-
-def padding_plan(
-    num_rows: int, padding_row: int, max_seq_len: int, device: torch.device
-) -> StepPlan:
-    """A decode step in which every row is padding: one token at position 0 of the padding row.
-
-    Real rows are written over the first ones (`fill`). What the host says of it holds for any
-    step that may be replayed: random sampling, and keys up to `max_seq_len`.
-    """
-
-    def column(value: int) -> Tensor:
-        return torch.full((num_rows,), value, dtype=torch.int64, device=device)
-
-    return StepPlan(
-        row_ids=column(padding_row),
-        starts=column(0),
-        lengths=column(1),
-        sampling=torch.arange(num_rows, device=device),
-        params=[SamplingParams()] * num_rows,
-        rows=[padding_row] * num_rows,
-        ends=[1] * num_rows,
-        num_tokens=num_rows,
-        num_decodes=num_rows,
-        max_query_len=1,
-        max_seq_len=max_seq_len,
-    )
 
 
 def fill(static: StepPlan, plan: StepPlan, padding_row: int) -> None:
@@ -194,7 +167,8 @@ class StepGraphs:
         # The rows' last one is nobody's.
         self.padding_row = max_num_seqs
         self.plans = {
-            size: padding_plan(size, self.padding_row, max_seq_len, device) for size in self.buckets
+            size: padding_plan([1] * size, self.padding_row, max_seq_len, device)
+            for size in self.buckets
         }
         self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         self.loaded: StepPlan | None = None

@@ -10,7 +10,7 @@ import warnings
 import psutil
 import torch
 
-from minivllm.model_runner import CPU_MEMORY_CAP, CPU_MEMORY_SHARE, GPU_MEMORY_SHARE
+from minivllm.kv_cache import CPU_MEMORY_CAP, CPU_MEMORY_SHARE, GPU_MEMORY_SHARE
 
 
 def choose_device(name: str) -> torch.device:

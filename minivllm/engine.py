@@ -24,7 +24,7 @@ from minivllm.hub import resolve_model
 from minivllm.kv_sizing import fill_in
 from minivllm.logits_processors import rank_tokens
 from minivllm.model import CausalLM
-from minivllm.model_runner import ModelRunner, Pending
+from minivllm.model_runner import ModelRunner, Pending, Wrap, as_it_is
 from minivllm.packed import pack
 from minivllm.prefix_cache import PrefixCache
 from minivllm.request import FinishReason, Request, SchedulerOutput
@@ -260,14 +260,15 @@ def build_engine(config: EngineConfig, *, trace: bool = False, progress: bool = 
 
 
 def build_runner(model: CausalLM, backend: Backend, config: EngineConfig) -> ModelRunner:
-    """The runner, with graphs of its decode steps unless the settings refuse them."""
-    parts = (model, backend.ops, backend.sample, model.config, config, rank_tokens)
-    if config.enforce_eager:
-        return ModelRunner(*parts)
-    graphs = StepGraphs(
-        set_value(config.max_num_seqs), set_value(config.max_model_len), torch.device(config.device)
+    """The runner, warm, and with graphs of its decode steps unless the settings refuse them."""
+    max_num_seqs, max_len = set_value(config.max_num_seqs), set_value(config.max_model_len)
+    graphs = StepGraphs(max_num_seqs, max_len, torch.device(config.device))
+    wrap: Wrap = as_it_is if config.enforce_eager else graphs.wrap
+    runner = ModelRunner(
+        model, backend.ops, backend.sample, model.config, config, rank_tokens, wrap
     )
-    runner = ModelRunner(*parts, wrap=graphs.wrap)
+    if runner.device.type == "cuda":
+        runner.warm_up()
     graphs.capture_all()
     return runner
 

@@ -13,8 +13,7 @@ import torch
 from minivllm.block_manager import blocks_for
 from minivllm.config import EngineConfig, replace, set_value
 from minivllm.devices import kv_budget, step_tokens
-from minivllm.model import CausalLM
-from minivllm.model_runner import (
+from minivllm.kv_cache import (
     CPU_MEMORY_SHARE,
     GPU_MEMORY_SHARE,
     activation_bytes,
@@ -24,6 +23,7 @@ from minivllm.model_runner import (
     num_blocks_that_fit,
     sampler_bytes,
 )
+from minivllm.model import CausalLM
 
 
 def fill_in(config: EngineConfig, path: Path, model: CausalLM) -> EngineConfig:

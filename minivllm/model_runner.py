@@ -17,10 +17,12 @@ from torch import Tensor
 
 from minivllm.block_manager import blocks_for
 from minivllm.config import EngineConfig, set_value
+from minivllm.kv_cache import allocate_kv_cache
 from minivllm.model_config import ModelConfig
 from minivllm.request import Chunk, Logprob, Request
-from minivllm.rows import Rows, StepInput, StepPlan, gather, scatter, to_device
+from minivllm.rows import Rows, StepPlan, to_device
 from minivllm.sampling_settings import SamplingRows, TokenLogprobs
+from minivllm.step_input import StepInput, gather, padding_plan, scatter
 
 
 class RunnerOps(Protocol):
@@ -38,114 +40,22 @@ class RunnerOps(Protocol):
 Sample = Callable[[Tensor, SamplingRows, Tensor], Tensor]
 # Fills a place for graphs: a function of a plan -> one that does the same. By default the
 # function itself; on a GPU `cuda_graphs.StepGraphs.wrap` (Notebook 08).
-Wrap = Callable[[Callable[[StepPlan], Tensor]], Callable[[StepPlan], Tensor]]
+StepFunction = Callable[[StepPlan], Tensor]
+Wrap = Callable[[StepFunction], StepFunction]
 # And for the M rows that want to know how probable their token was: logits [M, V] float32 as
 # the model gave them, chosen tokens [M] int64, number of alternatives K. The engine hands in
 # `logits_processors.rank_tokens` (Notebook 10).
 RankTokens = Callable[[Tensor, Tensor, int], TokenLogprobs]
 
 
+def as_it_is(function: StepFunction) -> StepFunction:
+    """The function itself: no graphs."""
+    return function
+
+
 def greedy(logits: Tensor, settings: SamplingRows, positions: Tensor) -> Tensor:
     """The most probable token of each row, `[N, V] -> [N]`, whatever the settings."""
     return logits.argmax(dim=-1)
-
-
-# -- how much memory the KV cache gets ----------------------------------------------------
-
-CPU_MEMORY_SHARE = 0.25  # of the memory that is available, so that a laptop does not swap
-CPU_MEMORY_CAP = 2**30  # bytes
-GPU_MEMORY_SHARE = 0.9  # of all memory
-
-
-def kv_block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block over all layers, keys and values.
-
-    SmolLM2-135M (30 layers, 3 KV heads of 64) in bfloat16 with blocks of 16 tokens:
-    `30 * 2 * 16 * 3 * 64 * 2 = 368640`.
-    """
-    per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
-    return per_token * block_size * dtype.itemsize
-
-
-def activation_bytes(
-    config: ModelConfig, num_tokens: int, num_seqs: int, dtype: torch.dtype
-) -> int:
-    """Bytes that a step of `num_tokens` tokens and `num_seqs` samples needs beside weights and
-    KV cache, at its widest point: the hidden state, one layer's widest product, the logits.
-    """
-    heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    widest = max(heads, 3 * config.intermediate_size)
-    per_token = (3 * config.hidden_size + widest) * dtype.itemsize
-    return num_tokens * per_token + sampler_bytes(config.vocab_size, num_seqs)
-
-
-def sampler_bytes(vocab_size: int, num_seqs: int) -> int:
-    """Bytes that choosing `num_seqs` tokens needs, at most: float32 logits, a copy of them that
-    penalties change, and three more tensors of their size."""
-    return 5 * num_seqs * vocab_size * 4
-
-
-def num_blocks_that_fit(budget_bytes: int, block_bytes: int, max_blocks: int) -> int:
-    """Blocks for a KV cache of at most `budget_bytes`, and `max_blocks` at most; one more block,
-    for padding, is part of the budget."""
-    return max(0, min(budget_bytes // block_bytes - 1, max_blocks))
-
-
-def longest_request(
-    num_blocks: int, block_size: int, wanted: int | None, model_max: int, memory: str = ""
-) -> int:
-    """The `max_model_len` (tokens) to use: `wanted` by the user or what the model was trained
-    for, and no more than `num_blocks` blocks hold.
-
-    Raises ValueError where the user wanted more, with the length that would fit and `memory`,
-    a sentence on where the memory goes.
-    """
-    fits = num_blocks * block_size
-    if wanted is not None and wanted > model_max:
-        raise ValueError(
-            f"max_model_len={wanted} is more than the model was trained for ({model_max} tokens);"
-            f" lower it to {model_max}"
-        )
-    if num_blocks == 0:
-        raise ValueError(
-            "there is memory for no block of the KV cache; raise memory_utilization or set"
-            f" num_kv_blocks, or take a smaller model or dtype. {memory}"
-        )
-    if wanted is not None and wanted > fits:
-        raise ValueError(
-            f"max_model_len={wanted} does not fit the KV cache of {num_blocks} blocks of"
-            f" {block_size} tokens; max_model_len={fits} would fit. Lower it, or raise"
-            f" num_kv_blocks or memory_utilization. {memory}"
-        )
-    return min(wanted or model_max, fits)
-
-
-def memory_sentence(weights: int, activations: int, budget: int, block_bytes: int) -> str:
-    """Where the memory goes, all in bytes: for the message of what does not fit."""
-    mib = 2**20
-    return (
-        f"Weights take {weights / mib:.0f} MiB, activations up to {activations / mib:.0f} MiB;"
-        f" the KV cache may take {max(budget, 0) / mib:.0f} MiB, and a block takes"
-        f" {block_bytes / mib:.2f} MiB."
-    )
-
-
-def allocate_kv_cache(model_config: ModelConfig, config: EngineConfig) -> Tensor:
-    """Keys and values of all layers, `[layers, 2, num_kv_blocks + 1, B, K, D]`, all zero.
-
-    The last block is nobody's: the keys and values of padding go there.
-    """
-    # Zeros and not just any memory: attention multiplies masked entries by 0, and 0 times a
-    # leftover NaN is NaN.
-    shape = (
-        model_config.num_layers,
-        2,
-        set_value(config.num_kv_blocks) + 1,
-        config.block_size,
-        model_config.num_kv_heads,
-        model_config.head_dim,
-    )
-    return torch.zeros(shape, dtype=getattr(torch, config.dtype), device=config.device)
 
 
 @dataclass
@@ -215,7 +125,7 @@ class ModelRunner:
         model_config: ModelConfig,
         config: EngineConfig,
         rank_tokens: RankTokens | None = None,
-        wrap: Wrap = lambda function: function,
+        wrap: Wrap = as_it_is,
     ) -> None:
         """Allocates the rows and the KV cache.
 
@@ -236,6 +146,14 @@ class ModelRunner:
         self.plain_step, self.compute_logits = wrap(self.forward_and_choose), wrap(self.forward)
 
     @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Run a step with a prompt and a decode in it that are nobody's, so that no request waits
+        for the compilation of a kernel."""
+        row, max_seq_len = self.rows.padding_row, self.rows.token_ids.shape[1] - 1
+        lengths = [1, 2] if row > 1 and max_seq_len > 1 else [1]
+        self.step(padding_plan(lengths, row, max_seq_len, self.device))
+
+    @torch.inference_mode()
     def launch(self, chunks: Sequence[Chunk]) -> Pending:
         """Start one step; does not wait for the device. Chunks that decode come first."""
         if not chunks:
@@ -254,8 +172,12 @@ class ModelRunner:
         # One small copy to the device instead of four.
         numbers = to_device(row_ids + starts + lengths + sampling, torch.int64, self.device)
         columns = numbers.split([len(chunks)] * 3 + [len(sampling)])
+        row_column, start_column, length_column, sampling_column = columns
         return StepPlan(
-            *columns,
+            row_ids=row_column,
+            starts=start_column,
+            lengths=length_column,
+            sampling=sampling_column,
             params=[chunks[index].request.sampling_params for index in sampling],
             rows=[row_ids[index] for index in sampling],
             ends=[chunks[index].end for index in sampling],

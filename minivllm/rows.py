@@ -1,22 +1,20 @@
-"""Device rows, and one step's input gathered from them.
+"""Device rows: what the device knows of every running request, and which rows a step is about.
 
 Each running request owns a row of every tensor in `Rows`: its tokens, its block table, its
-sampling settings. The host writes only what changed; a step reads its whole input out of the
-rows and writes the sampled tokens back, so a token id never has to visit the host before the
-next step. Leaves out running the step (`model_runner`). Notebook 06.
+sampling settings. The host writes only what changed. Leaves out reading a step's input out of
+them (`step_input`) and running it (`model_runner`). Notebook 06.
 
 Tensor letters: T tokens, N chunks of a step, S of them that sample.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from minivllm.ops import AttentionMetadata
 from minivllm.request import Request, SamplingParams
 from minivllm.sampling_settings import (
     BiasEntry,
@@ -28,10 +26,6 @@ from minivllm.sampling_settings import (
     has_penalties,
 )
 
-# Fills `gather`'s gap: block tables [N, max_blocks], owners [T], positions [T], block size ->
-# slots [T]. The module `ops` has it in plain torch, `kernels` in Triton (Notebook 07).
-SlotMapping = Callable[[Tensor, Tensor, Tensor, int], Tensor]
-
 # -- device rows ------------------------------------------------------------------------------
 
 
@@ -42,6 +36,30 @@ def to_device(values: Sequence[float], dtype: torch.dtype, device: torch.device)
     # Only pinned memory is copied behind the host's back. PyTorch gives it to nobody else before
     # the copy has been done.
     return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+
+
+@dataclass
+class StepPlan:
+    """What a step computes, N chunks with T tokens in all; chunks that decode come first."""
+
+    # On the device:
+    row_ids: Tensor  # [N] int64
+    starts: Tensor  # [N] int64, position of each chunk's first token
+    lengths: Tensor  # [N] int64, tokens
+    sampling: Tensor  # [S] int64, which of the N chunks sample
+    # On the host:
+    params: list[SamplingParams]  # of the S chunks that sample
+    rows: list[int]  # their row numbers
+    ends: list[int]  # the position of the token that each samples
+    num_tokens: int  # T
+    num_decodes: int  # chunks that decode
+    max_query_len: int  # tokens of the longest chunk; may be more
+    max_seq_len: int  # the last position of any chunk, plus 1; may be more
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether every chunk is one token that samples the next."""
+        return self.num_decodes == self.num_tokens == len(self.params)
 
 
 class Rows:
@@ -190,103 +208,3 @@ class Rows:
             presence=self.presence_penalty[row_ids],
             frequency=self.frequency_penalty[row_ids],
         )
-
-
-# -- one step's input -------------------------------------------------------------------------
-
-
-@dataclass
-class StepPlan:
-    """What a step computes, N chunks with T tokens in all; chunks that decode come first."""
-
-    # On the device:
-    row_ids: Tensor  # [N] int64
-    starts: Tensor  # [N] int64, position of each chunk's first token
-    lengths: Tensor  # [N] int64, tokens
-    sampling: Tensor  # [S] int64, which of the N chunks sample
-    # On the host:
-    params: list[SamplingParams]  # of the S chunks that sample
-    rows: list[int]  # their row numbers
-    ends: list[int]  # the position of the token that each samples
-    num_tokens: int  # T
-    num_decodes: int  # chunks that decode
-    max_query_len: int  # tokens of the longest chunk; may be more
-    max_seq_len: int  # the last position of any chunk, plus 1; may be more
-
-    @property
-    def is_decode(self) -> bool:
-        """Whether every chunk is one token that samples the next."""
-        return self.num_decodes == self.num_tokens == len(self.params)
-
-
-@dataclass
-class StepInput:
-    """What the model and its attention read in one step; T tokens of N requests."""
-
-    input_ids: Tensor  # [T] int32
-    positions: Tensor  # [T] int64, from 0
-    slot_mapping: Tensor  # [T] int64, where each token's key and value go
-    last: Tensor  # [S] int64, the tokens after which one is sampled
-    metadata: AttentionMetadata  # whose queries and keys are where
-
-
-def token_owners(lengths: Tensor, num_tokens: int) -> Tensor:
-    """Which chunk each token belongs to: `[N] -> [T]`; lengths 1, 3 give 0 1 1 1."""
-    chunks = torch.arange(len(lengths), device=lengths.device)
-    # With the total given, no one has to wait for the device to add the lengths up.
-    return torch.repeat_interleave(chunks, lengths, output_size=num_tokens)
-
-
-def token_positions(starts: Tensor, lengths: Tensor, owners: Tensor) -> Tensor:
-    """The position of each token in its own text `[T]`; starts 9, 4 with lengths 1, 3 give
-    9 4 5 6."""
-    # A token's place in the step, less its chunk's first place, counts up from 0 in each chunk.
-    first_places = lengths.cumsum(0) - lengths
-    places = torch.arange(len(owners), device=owners.device)
-    return places - first_places[owners] + starts[owners]
-
-
-def query_starts(lengths: Tensor) -> Tensor:
-    """Where each chunk's tokens begin in the step, and the end: lengths 1, 3 give 0 1 4."""
-    return torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
-
-
-def gather(rows: Rows, plan: StepPlan, block_size: int, slot_mapping: SlotMapping) -> StepInput:
-    """Build a step's input out of the rows, on the device alone.
-
-    The forebears' `prepare_prefill` and `prepare_decode` in one: a decoding request is a
-    chunk of one token.
-    """
-    # 1. Whose token each one is, and where in the text it stands.
-    if plan.is_decode:
-        owners, positions, last = plan.sampling, plan.starts, plan.sampling
-        starts = torch.arange(len(owners) + 1, dtype=torch.int32, device=rows.device)
-    else:
-        owners = token_owners(plan.lengths, plan.num_tokens)
-        positions = token_positions(plan.starts, plan.lengths, owners)
-        starts = query_starts(plan.lengths)
-        last = (starts[1:] - 1)[plan.sampling].long()
-    # 2. What the rows hold of it.
-    block_table = rows.block_table[plan.row_ids]
-    metadata = AttentionMetadata(
-        block_table=block_table,
-        query_starts=starts,
-        seq_lens=(plan.starts + plan.lengths).to(torch.int32),
-        num_decodes=plan.num_decodes,
-        max_query_len=plan.max_query_len,
-        max_seq_len=plan.max_seq_len,
-    )
-    return StepInput(
-        input_ids=rows.token_ids[plan.row_ids[owners], positions],
-        positions=positions,
-        slot_mapping=slot_mapping(block_table, owners, positions, block_size),
-        last=last,
-        metadata=metadata,
-    )
-
-
-def scatter(rows: Rows, plan: StepPlan, token_ids: Tensor) -> None:
-    """Write the sampled tokens `[S]` into the rows, each behind its request's last token."""
-    row_ids = plan.row_ids[plan.sampling]
-    ends = (plan.starts + plan.lengths)[plan.sampling]
-    rows.token_ids[row_ids, ends] = token_ids.to(torch.int32)

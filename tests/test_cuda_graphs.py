@@ -20,8 +20,8 @@ from minivllm.cuda_graphs import (
     bucket_sizes,
     capture,
     fill,
-    padding_plan,
 )
+from minivllm.step_input import padding_plan
 
 CPU = torch.device("cpu")
 
@@ -53,7 +53,7 @@ def test_bucket_sizes_by_example():
 
 def decode_plan(row_ids, starts):
     """A step in which these rows decode."""
-    plan = padding_plan(len(row_ids), 99, 64, CPU)
+    plan = padding_plan([1] * len(row_ids), 99, 64, CPU)
     plan.row_ids[:] = torch.tensor(row_ids)
     plan.starts[:] = torch.tensor(starts)
     return plan
@@ -61,7 +61,7 @@ def decode_plan(row_ids, starts):
 
 def test_a_filled_plan_ends_in_padding():
     """After a larger batch nothing of it is left."""
-    static = padding_plan(4, 9, 64, CPU)
+    static = padding_plan([1] * 4, 9, 64, CPU)
     fill(static, decode_plan([5, 3, 7], [17, 4, 2]), 9)
     fill(static, decode_plan([6, 1], [30, 8]), 9)
     assert static.row_ids.tolist() == [6, 1, 9, 9]
@@ -71,7 +71,7 @@ def test_a_filled_plan_ends_in_padding():
 
 def test_filling_keeps_the_addresses():
     """A graph knows no others."""
-    static = padding_plan(4, 9, 64, CPU)
+    static = padding_plan([1] * 4, 9, 64, CPU)
     before = static.row_ids.data_ptr(), static.starts.data_ptr()
     fill(static, decode_plan([5], [17]), 9)
     assert (static.row_ids.data_ptr(), static.starts.data_ptr()) == before
@@ -79,7 +79,7 @@ def test_filling_keeps_the_addresses():
 
 def test_padding_is_a_decode_step():
     """So it can be replayed: as many tokens as rows, and every row samples."""
-    plan = padding_plan(3, 9, 64, CPU)
+    plan = padding_plan([1] * 3, 9, 64, CPU)
     assert plan.is_decode and plan.max_seq_len == 64
     assert plan.row_ids.tolist() == [9, 9, 9] and plan.sampling.tolist() == [0, 1, 2]
 

@@ -5,22 +5,25 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu":
+if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported
-pytest.importorskip("triton", reason="Triton is not installed (pip install triton; Linux only)")
+if find_spec("triton") is None:
+    pytest.skip("Triton is not installed (pip install triton; Linux only)", allow_module_level=True)
 
 sys.path.insert(0, str(Path(__file__).parent))
 from paged_batch import PagedBatch, exact_attention, far_memory
 
 from minivllm import ops
 from minivllm.decode_attention import KEYS, Plan, decode_attention, num_items
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 # -- the plan --
 
@@ -100,17 +103,23 @@ SHAPES = [  # query heads, key/value heads, head size, block size
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_decode_attention_is_exact(shape: tuple[int, int, int, int]) -> None:
-    """All group sizes, head sizes and block sizes; lengths around the borders of blocks, tiles
-    and chunks."""
+    """All group sizes, head sizes and block sizes; requests in one chunk and in several."""
     num_heads, num_kv_heads, head_dim, block_size = shape
-    lens = [1, block_size, block_size + 1, KEYS - 1, KEYS, KEYS + 1, 150]
+    lens = [1, block_size + 1, KEYS + 1, 150]
     batch = PagedBatch(lens, num_kv_heads, head_dim, block_size)
     check(batch, num_heads, head_dim**-0.5)
 
 
-@pytest.mark.parametrize("lens", [[64 * KEYS + 5, 3], [7]], ids=["long", "one"])
+BATCHES = {
+    "one request": [7],
+    "around every border": [1, 15, 16, 17, KEYS - 1, KEYS, KEYS + 1, 2 * KEYS],
+    "more keys than items for chunks of one tile": [64 * KEYS + 5, 3],
+}
+
+
+@pytest.mark.parametrize("lens", BATCHES.values(), ids=BATCHES.keys())
 def test_decode_attention_is_exact_for_any_lengths(lens: list[int]) -> None:
-    """More keys than there are items for chunks of one tile; a single request in one tile."""
+    """Blocks of 16; two heads share a key."""
     check(PagedBatch(lens, 1, 16), 2, 0.25)
 
 

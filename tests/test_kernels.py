@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,18 @@ import pytest
 import torch
 from torch import Tensor
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu":
+if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported
-pytest.importorskip("triton", reason="Triton is not installed (pip install triton; Linux only)")
+if find_spec("triton") is None:
+    pytest.skip("Triton is not installed (pip install triton; Linux only)", allow_module_level=True)
 
 sys.path.insert(0, str(Path(__file__).parent))
 from paged_batch import far_memory
 
 from minivllm import kernels, ops
 from minivllm.model_config import RopeConfig
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -33,7 +36,9 @@ def check(name: str, *arguments: Any) -> None:
     expected = getattr(ops, name)(*arguments)
     there = [x.to(DEVICE) if isinstance(x, Tensor) else x for x in arguments]
     given = getattr(kernels, name)(*there)
-    pairs = zip(given, expected, strict=True) if name == "norm_rope" else [(given, expected)]
+    pairs = (
+        zip(given, expected, strict=True) if isinstance(expected, tuple) else [(given, expected)]
+    )
     for ours, theirs in pairs:
         assert theirs.any()
         torch.testing.assert_close(ours.cpu(), theirs, atol=1e-5, rtol=1e-5)
@@ -154,6 +159,29 @@ def test_rms_norm_takes_heads_that_are_a_view() -> None:
     expected = ops.rms_norm(heads[:, 6:8], torch.ones(16), 1e-6)
     given = kernels.rms_norm(heads.to(DEVICE)[:, 6:8], torch.ones(16, device=DEVICE), 1e-6)
     torch.testing.assert_close(given.cpu(), expected)
+
+
+def test_add_rms_norm_gives_the_sum_and_its_norm() -> None:
+    """[1, 5] + [2, -1] = [3, 4], of root mean square 3.5355; neither summand is written to."""
+    x, y = on_device([[1.0, 5.0]]), on_device([[2.0, -1.0]])
+    total, out = kernels.add_rms_norm(x, y, on_device([1.0, 10.0]), eps=0.0)
+    assert total.tolist() == [[3.0, 4.0]]
+    torch.testing.assert_close(out.cpu(), torch.tensor([[0.848528, 11.31371]]))
+    assert x.tolist() == [[1.0, 5.0]] and y.tolist() == [[2.0, -1.0]]
+
+
+@pytest.mark.parametrize("shape", [(1, 576), (7, 33), (2, 1), (2, 1025)], ids=str)
+def test_add_rms_norm_is_the_plain_one(shape: tuple[int, int]) -> None:
+    """Sizes that are no power of two, one row."""
+    check("add_rms_norm", random(*shape), random(*shape, seed=2), random(shape[1], seed=1), 1e-5)
+
+
+def test_add_rms_norm_normalises_the_sum_as_it_is_stored() -> None:
+    """2048 + 1 is 2048 in float16: the norm of [2048, 0] is [1.414, 0] times the weight."""
+    x, y = on_device([[2048.0, 0.0]], torch.float16), on_device([[1.0, 0.0]], torch.float16)
+    weight = torch.full((2,), 1024.0, dtype=torch.float16, device=DEVICE)
+    total, out = kernels.add_rms_norm(x, y, weight, eps=0.0)
+    assert total.tolist() == [[2048.0, 0.0]] and out.tolist() == [[1448.0, 0.0]]
 
 
 def test_silu_mul_gates_the_second_half_by_the_first() -> None:

@@ -14,10 +14,8 @@ from stand_in import (
 )
 
 from minivllm.devices import kv_budget
-from minivllm.logits_processors import process_logits, rank_tokens
-from minivllm.model_runner import (
+from minivllm.kv_cache import (
     CPU_MEMORY_CAP,
-    Pending,
     activation_bytes,
     allocate_kv_cache,
     kv_block_bytes,
@@ -25,6 +23,8 @@ from minivllm.model_runner import (
     memory_sentence,
     num_blocks_that_fit,
 )
+from minivllm.logits_processors import process_logits, rank_tokens
+from minivllm.model_runner import Pending
 from minivllm.request import Chunk, Logprob, SamplingParams
 from minivllm.sampling_settings import TokenLogprobs
 

@@ -5,21 +5,24 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu":
+if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported
-pytest.importorskip("triton", reason="Triton is not installed (pip install triton; Linux only)")
+if find_spec("triton") is None:
+    pytest.skip("Triton is not installed (pip install triton; Linux only)", allow_module_level=True)
 
 sys.path.insert(0, str(Path(__file__).parent))
 from paged_batch import PagedBatch, exact_attention, far_memory
 
 from minivllm.prefill_attention import prefill_attention
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def run(

@@ -7,16 +7,9 @@ from hypothesis import strategies as st
 
 from minivllm.ops import slot_mapping
 from minivllm.request import Request, SamplingParams
-from minivllm.rows import (
-    Rows,
-    StepPlan,
-    gather,
-    query_starts,
-    scatter,
-    token_owners,
-    token_positions,
-)
+from minivllm.rows import Rows, StepPlan
 from minivllm.sampling_settings import bias_entries, has_penalties
+from minivllm.step_input import gather, query_starts, scatter, token_owners, token_positions
 
 CPU = torch.device("cpu")
 

@@ -4,15 +4,16 @@ Triton's interpreter."""
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 
 import pytest
 import torch
 from torch import Tensor
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu":
+if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported
-pytest.importorskip("triton", reason="Triton is not installed (pip install triton; Linux only)")
+if find_spec("triton") is None:
+    pytest.skip("Triton is not installed (pip install triton; Linux only)", allow_module_level=True)
 
 import triton
 import triton.language as tl
@@ -20,6 +21,7 @@ import triton.language as tl
 from minivllm import noise, sampler
 from minivllm.sampling_kernels import TILE, gumbel, gumbel_sample, hash_counter
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 INF = float("inf")
 
 # -- random numbers --
@@ -56,17 +58,13 @@ def test_the_bits_are_those_of_the_oracle() -> None:
 
 
 def test_the_noise_is_that_of_the_oracle() -> None:
-    """A thousandth at most, also where u is all but 1: these are the tokens that win."""
+    """Also where u is all but 1: these are the tokens that win in a large vocabulary."""
     bits = noise.hash_counter(torch.tensor(7), torch.arange(4096))
-    near_one = -1 - (torch.arange(1024) * 2**38 + 2**37)  # u = 1 - 2^-27 and less
-    for some in (bits, near_one):
-        torch.testing.assert_close(
-            noise_of(some),
-            noise.gumbel_noise(some),
-            atol=1e-3 if some is near_one else 1e-4,
-            rtol=0,
-        )
-    assert noise_of(near_one).max() > 18
+    torch.testing.assert_close(noise_of(bits), noise.gumbel_noise(bits), atol=1e-4, rtol=0)
+    near_one = -(torch.arange(1, 1025) * 2**44)  # u = 1 - 2^-20 and less
+    given = noise_of(near_one)
+    torch.testing.assert_close(given, noise.gumbel_noise(near_one), atol=1e-3, rtol=0)
+    assert given[0] > 13.8 and len(given.unique()) == 1024
 
 
 def test_the_noise_is_finite_for_all_bits() -> None:
