@@ -58,9 +58,9 @@ def start() -> None:
         start_new_session=True,
     )
     atexit.register(server.communicate)
-    if select.select([server.stdout], [], [], START_LIMIT)[0] and os.read(
-        server.stdout.fileno(), 1
-    ):
+    ready = server.stdout
+    assert ready is not None, "a pipe, as asked for above"
+    if select.select([ready], [], [], START_LIMIT)[0] and ready.read(1):
         os.environ[FOLDER] = str(folder)
         _show_kernel(folder)
 
@@ -162,8 +162,9 @@ def _start(listener: socket.socket) -> tuple[int, socket.socket] | None:
 
 
 def _finish(pid: int, connection: socket.socket) -> None:
-    """A process has ended, or its client has: the group of the process goes, too."""
+    """A process has ended, or its client has: nothing of its group stays."""
     _signal_group(pid, signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)  # before it has a group of its own; no matter if it has ended
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     with connection, suppress(OSError):
         connection.sendall(f"{code}\n".encode())

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from course import exercises as ex
-from course import sandbox
-from course.build import generated
-from course.check import Event, Texts, run_tests, run_variants
+from course import forks, sandbox
+from course.build import lesson_cells
+from course.check import Event, run_tests
 from course.gates_pages import page_problems
 from course.gates_wheel import environment_problems, wheel_problems
-from course.mistakes import Mistake, heavy, read_mistakes
+from course.mistakes import Mistake, read_mistakes, runs_of
 from course.notebooks import Cell, is_executed, read_notebook, same_source
 from course.verdict import verdict
 
@@ -37,6 +37,7 @@ def exercises_of(chapters: Iterable[str]) -> list[ex.Exercise]:
 
 def in_parallel(work: Callable[[Any], Problems], things: list[Any]) -> Problems:
     """The problems of all things; each starts processes of its own, so threads are enough."""
+    forks.start()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return [problem for problems in pool.map(work, things) for problem in problems]
 
@@ -48,10 +49,12 @@ def same_again(chapters: list[str]) -> Problems:
     """Regenerating changes no source."""
     problems = []
     known = set()
-    for path, cells, solved in generated(ex.HOME):
-        known.add(path)
-        if path.stem in chapters or not path.exists():
-            problems += stale(path, cells, solved)
+    for lesson in sorted((ex.HOME / "course" / "lessons").glob("*.md")):
+        for folder, solved in (("notebooks", False), ("solutions", True)):
+            path = notebook(folder, lesson.stem)
+            known.add(path)
+            if lesson.stem in chapters or not path.exists():
+                problems += stale(path, lesson_cells(lesson, ex.HOME / "minivllm", solved), solved)
     there = {p for f in ("notebooks", "solutions") for p in (ex.HOME / f).glob("*.ipynb")}
     orphans = sorted(p for p in there - known if not p.name.endswith(".mine.ipynb"))
     return problems + [
@@ -191,10 +194,8 @@ def mistakes_caught(chapters: list[str]) -> Problems:
 def uncaught(work: tuple[str, list[Mistake], Path]) -> Problems:
     """The wrong answers of one exercise that its check does not see, or not by name."""
     name, mistakes, folder = work
-    texts = [ex.spliced(folder, {name: mistake.source}) for mistake in mistakes]
-    variants: list[Texts] = [{p.stem: text for p, text in changed.items()} for changed in texts]
-    warm = heavy(run_tests(name, folder))
-    runs = run_variants(name, folder, variants, warm)  # forks: fast, but with short limits
+    # Forks: fast, but with short limits. `verdict` looks at the same runs to name the mistake.
+    runs = runs_of(name, mistakes, folder, run_tests(name, folder))
     missed = [m for m, run in zip(mistakes, runs) if not (run and caught(m, run, folder)[0])]
     return [problem for mistake in missed for problem in uncaught_alone(mistake)]
 
@@ -224,16 +225,21 @@ def caught(mistake: Mistake, events: list[Event], folder: Path) -> tuple[bool, s
 
 def staircase(chapters: list[str]) -> Problems:
     """Exercise by exercise: with all later ones still open, its check passes."""
-    return in_parallel(step_problem, exercises_of(chapters))
+    return in_parallel(climb, chapters)
 
 
-def step_problem(exercise: ex.Exercise) -> Problems:
-    """Whether the exercise can be checked with nothing later built."""
-    names = list(ex.exercises())
-    later = set(names[names.index(exercise.name) + 1 :])
+def climb(chapter: str) -> Problems:
+    """The steps of one chapter, on a package that lacks its exercises and those of later ones."""
     with sandbox.temporary(reference=True) as folder:
-        sandbox.take_out(folder, lambda other: other.name in later)
-        ok, text = verdict(exercise.name, run_tests(exercise.name, folder), folder)
+        sandbox.take_out(folder, lambda exercise: exercise.notebook >= chapter)
+        steps = exercises_of([chapter])
+        return [problem for exercise in steps for problem in step_problems(exercise, folder)]
+
+
+def step_problems(exercise: ex.Exercise, folder: Path) -> Problems:
+    """Build the exercise: whether it can now be checked, with nothing later built."""
+    sandbox.set_sources(folder, {exercise.name: exercise.reference})
+    ok, text = verdict(exercise.name, run_tests(exercise.name, folder), folder)
     if ok:
         return []
     return [

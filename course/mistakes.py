@@ -21,6 +21,8 @@ from pathlib import Path
 from course import exercises, files, splice
 from course.check import Event, Texts, run_variants, tests_of
 
+LIMITS = (2, 5, 20)  # seconds for one test of a wrong answer; few, so that runs can be kept
+
 
 @dataclass(frozen=True)
 class Mistake:
@@ -66,10 +68,9 @@ def likely(name: str, events: list[Event], root: Path) -> str | None:
     if first is None:
         return None
     library = mistakes_of(name)
-    texts = [_texts(root, {name: mistake.source}) for mistake in library]
-    key = json.dumps([texts, heavy(events), round(time_limit(events), 1)])
     best, most = None, 0
-    for mistake, theirs in zip(library, _results(name, root, key, _stamps(name, root))):
+    for mistake, run in zip(library, runs_of(name, library, root, events)):
+        theirs = outcomes(run)
         agree = sum(theirs.get(test) == result for test, result in mine.items())
         if theirs.get(first) == mine[first] and agree > most:
             best, most = mistake.says, agree
@@ -106,16 +107,26 @@ def heavy(events: list[Event]) -> list[str]:
 
 def time_limit(events: list[Event]) -> float:
     """Seconds for one test of a variant: enough for whoever needs about what the learner needs."""
-    return 0.5 + 10 * max(
-        (event["seconds"] for event in events if event["event"] == "pass"), default=0.1
-    )
+    wanted = 10 * max((event["seconds"] for event in events if event["event"] == "pass"), default=0)
+    return next((limit for limit in LIMITS if limit > wanted), LIMITS[-1])
+
+
+def runs_of(
+    name: str, library: list[Mistake], root: Path, events: list[Event]
+) -> list[list[Event]]:
+    """What the tests report of each wrong answer; `events` are those of another run of them."""
+    texts = [_texts(root, {name: mistake.source}) for mistake in library]
+    limit = time_limit(events)
+    runs = _kept_runs(name, root, json.dumps([texts, limit]), _stamps(name, root))
+    if not runs:
+        runs += run_variants(name, root, texts, heavy(events), limit)
+    return runs
 
 
 @lru_cache(maxsize=100)
-def _results(name: str, root: Path, key: str, stamps: tuple[int, ...]) -> list[dict[str, str]]:
-    """What became of each test with each wrong answer; kept, for a learner tries more than once."""
-    texts, warm, limit = json.loads(key)
-    return [outcomes(run) for run in run_variants(name, root, texts, warm, limit)]
+def _kept_runs(name: str, root: Path, key: str, stamps: tuple[int, ...]) -> list[list[Event]]:
+    """The runs for one state of tests and package: a learner tries more than once."""
+    return []
 
 
 def _stamps(name: str, root: Path) -> tuple[int, ...]:

@@ -27,6 +27,7 @@ CHECKS: tuple[Callable[[Machine], list[Finding]], ...] = (
     doctor_hardware.check_torch,
     doctor_hardware.check_gpu,
     doctor_hardware.check_triton,
+    doctor_hardware.check_backend,
     doctor_hardware.check_processor,
     doctor_hardware.check_threads,
     doctor_hardware.check_model,

@@ -101,6 +101,20 @@ def check_triton(machine: Machine) -> list[Finding]:
     return [Finding("Triton", "ok", found)]
 
 
+def check_backend(machine: Machine) -> list[Finding]:
+    """Whose kernels the engine takes by itself, `attention_backend="auto"`."""
+    if machine.torch is None:
+        return []
+    works = {name for name in machine.versions if name not in machine.broken}
+    if not machine.torch.gpus:
+        name = "cpu: numba's kernels" if "numba" in works else "torch: PyTorch's operations"
+        return [Finding("kernels", "ok", f"attention_backend {name}")]
+    name = "triton" if "triton" in works else "torch: PyTorch's operations"
+    if "flash-attn" in works:
+        name += "; with block_size=256 and a 16-bit dtype flash_attn"
+    return [Finding("kernels", "ok", f"attention_backend {name}")]
+
+
 def check_processor(machine: Machine) -> list[Finding]:
     """What the CPU can do in one instruction, and what that means for the speed."""
     if machine.torch is None:

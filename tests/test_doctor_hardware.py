@@ -16,6 +16,7 @@ from machines import (
 )
 
 from minivllm.doctor_hardware import (
+    check_backend,
     check_disk,
     check_gpu,
     check_hub,
@@ -155,6 +156,16 @@ def test_missing_triton_on_linux_has_its_command():
     assert "chapter 07" in finding.cost
     assert one(check_triton(with_version("triton", "2.1.0"))).found == "2.1.0 is older than 3.0"
     assert "does not load" in one(check_triton(differs(broken={"triton": "OSError"}))).found
+
+
+def test_the_backend_that_the_engine_takes_is_named():
+    """On a GPU Triton's kernels, flash-attn's where it is installed; on a CPU numba's."""
+    assert "triton" in one(check_backend(GOOD)).found
+    assert "flash_attn" in one(check_backend(with_version("flash-attn", "2.8.0"))).found
+    assert "torch" in one(check_backend(without("triton"))).found
+    assert "numba" in one(check_backend(with_version("numba", "0.60", LAPTOP))).found
+    assert "torch" in one(check_backend(without("numba", machine=LAPTOP))).found
+    assert check_backend(differs(torch=None)) == []
 
 
 @pytest.mark.parametrize(("platform", "way"), [("win32", "WSL"), ("darwin", "container")])
