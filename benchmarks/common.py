@@ -66,15 +66,21 @@ def open_llm(arguments: argparse.Namespace, **defaults: Any) -> Iterator[tuple[L
     """
     settings = {**defaults, "dtype": arguments.dtype, "device": arguments.device}
     settings |= dict(arguments.set)
+    with model_path(arguments) as (model, name), LLM(model, **settings) as llm:
+        yield llm, name
+
+
+@contextmanager
+def model_path(arguments: argparse.Namespace) -> Iterator[tuple[str, str | None]]:
+    """The model of the command line, random weights in a folder that is gone afterwards; and the
+    name of a model that has none of its own."""
     shape = arguments.random_weights
     if shape is None:
-        with LLM(arguments.model, **settings) as llm:
-            yield llm, None
+        yield arguments.model, None
         return
     with tempfile.TemporaryDirectory(prefix="minivllm-") as folder:
         path = write_checkpoint(shape, Path(folder))
-        with LLM(str(path), **settings) as llm:
-            yield llm, f"{shape} shape, random weights"
+        yield str(path), f"{shape} shape, random weights"
 
 
 def save(arguments: argparse.Namespace, results: Sequence[Mapping[str, Any]], kind: str) -> None:

@@ -138,6 +138,8 @@ class Run:
     num_prompt_tokens: int
     num_output_tokens: int
     num_cached_tokens: int  # prompt tokens that the prefix cache served
+    num_preemptions: int
+    num_recomputed_tokens: int  # computed before, and lost to a preemption
     first_token_s: list[float]  # of each request, from its arrival
     gap_s: list[float]  # between one token of a request and its next, all requests
     end_to_end_s: list[float]  # of each request, from its arrival to its last token
@@ -148,11 +150,12 @@ class Run:
 def time_offline(llm: LLM, workload: Workload) -> Run:
     """Compute the workload, everything given at once."""
     check_fits(llm, workload)
-    params, began = workload.params, time.perf_counter()
-    outputs = llm.generate(workload.prompts, params, use_tqdm=False)
+    computed, began = llm.engine.num_computed_tokens, time.perf_counter()
+    outputs = llm.generate(workload.prompts, workload.params, use_tqdm=False)
     seconds = time.perf_counter() - began
     check_complete(outputs, workload)
-    return make_run(outputs, [began] * len(outputs), seconds)
+    computed = llm.engine.num_computed_tokens - computed
+    return make_run(outputs, [began] * len(outputs), seconds, computed)
 
 
 def time_online(llm: LLM, workload: Workload, arrivals: Sequence[float]) -> Run:
@@ -162,7 +165,7 @@ def time_online(llm: LLM, workload: Workload, arrivals: Sequence[float]) -> Run:
     request that arrives during a long step has been waiting since it came.
     """
     check_fits(llm, workload)
-    began, due = time.perf_counter(), 0
+    computed, began, due = llm.engine.num_computed_tokens, time.perf_counter(), 0
     requests = list(zip(workload.prompts, workload.params, strict=True))
     outputs: dict[str, RequestOutput] = {}
     while due < len(requests) or llm.has_unfinished_requests():
@@ -176,19 +179,29 @@ def time_online(llm: LLM, workload: Workload, arrivals: Sequence[float]) -> Run:
     seconds = time.perf_counter() - began
     in_order = [outputs[f"online-{number}"] for number in range(len(requests))]
     check_complete(in_order, workload)
-    return make_run(in_order, [began + arrival for arrival in arrivals], seconds)
+    computed = llm.engine.num_computed_tokens - computed
+    return make_run(in_order, [began + arrival for arrival in arrivals], seconds, computed)
 
 
-def make_run(outputs: Sequence[RequestOutput], arrivals: Sequence[float], seconds: float) -> Run:
-    """The figures of a run, from the times of its tokens; `arrivals` are on the same clock."""
+def make_run(
+    outputs: Sequence[RequestOutput], arrivals: Sequence[float], seconds: float, num_computed: int
+) -> Run:
+    """The figures of a run, from the times of its tokens; `arrivals` are on the same clock.
+    `num_computed` tokens went through the model."""
     times = [output.metrics.token_times for output in outputs]
     num_prompt_tokens = sum(len(output.prompt_token_ids) for output in outputs)
     prefill, decode = phase_speeds(times, num_prompt_tokens, min(arrivals))
+    num_output_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
+    num_cached_tokens = sum(output.num_cached_tokens for output in outputs)
+    # Each token goes through the model once, but for cached ones and each answer's last.
+    once = num_prompt_tokens + num_output_tokens - len(outputs) - num_cached_tokens
     return Run(
         seconds=seconds,
         num_prompt_tokens=num_prompt_tokens,
-        num_output_tokens=sum(len(output.outputs[0].token_ids) for output in outputs),
-        num_cached_tokens=sum(output.num_cached_tokens for output in outputs),
+        num_output_tokens=num_output_tokens,
+        num_cached_tokens=num_cached_tokens,
+        num_preemptions=sum(output.num_preemptions for output in outputs),
+        num_recomputed_tokens=num_computed - once,
         first_token_s=[t[0] - arrival for t, arrival in zip(times, arrivals, strict=True)],
         gap_s=[gap for output in outputs for gap in output.metrics.inter_token_latencies],
         end_to_end_s=[t[-1] - arrival for t, arrival in zip(times, arrivals, strict=True)],
@@ -278,6 +291,8 @@ def summarise(workload: Workload, runs: Sequence[Run]) -> dict[str, Any]:
         "num_prompt_tokens": workload.num_prompt_tokens,
         "num_output_tokens": workload.num_output_tokens,
         "num_cached_tokens": max(run.num_cached_tokens for run in runs),
+        "num_preemptions": max(run.num_preemptions for run in runs),
+        "num_recomputed_tokens": max(run.num_recomputed_tokens for run in runs),
         "seconds": seconds,
         "best_seconds": min(run.seconds for run in runs),
         "output_tokens_per_s": workload.num_output_tokens / seconds,

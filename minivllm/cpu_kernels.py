@@ -104,10 +104,11 @@ def _columns_of(x):
     of at most 8 rows, which is not worth a matrix."""
     count = (len(x) + COLUMNS // 2 - 1) // COLUMNS
     columns = np.zeros((count, x.shape[1], COLUMNS), np.float32)
-    for t in range(min(len(x), count * COLUMNS)):
-        target = columns[t // COLUMNS]
+    for p in range(count):
+        rows, target = x[p * COLUMNS : (p + 1) * COLUMNS], columns[p]
         for i in range(x.shape[1]):
-            target[i, t % COLUMNS] = x[t, i]
+            for t in range(len(rows)):
+                target[i, t] = rows[t, i]
     return columns
 
 

@@ -65,6 +65,8 @@ class Engine:
     generation_defaults: Mapping[str, Any] = field(default_factory=dict)
     # Steps launched and not read, oldest first: at most two, between two calls at most one.
     flights: list[Flight] = field(default_factory=list)
+    # Tokens of all steps so far: those of preempted requests count again.
+    num_computed_tokens: int = 0
     # Requests that ended without a step of their own, to be reported by the next read.
     failed: list[Request] = field(default_factory=list)
 
@@ -124,6 +126,7 @@ class Engine:
         if not output.chunks:
             return False
         flight = Flight(output, started, self._block_tables(output))
+        self.num_computed_tokens += sum(chunk.length for chunk in output.chunks)
         # First noted, then launched: an error on the way rolls it back.
         self.flights.append(flight)
         flight.pending = self.runner.launch(output.chunks)

@@ -136,15 +136,16 @@ def test_prompts_alone_have_no_decode_speed():
 def test_a_run_counts_from_each_arrival():
     """Requests that came at 100 and 101 s, on the clock of their token times."""
     outputs = [output([102.0, 103.0], 10, 4), output([104.0, 106.0], 20, 1)]
-    run = bench.make_run(outputs, [100.0, 101.0], seconds=6.0)
+    run = bench.make_run(outputs, [100.0, 101.0], 6.0, num_computed=30 - 5 + 4 - 2 + 7)
     assert run.first_token_s == [2.0, 3.0]
     assert run.end_to_end_s == [3.0, 5.0]
     assert run.gap_s == [1.0, 2.0]
     assert (run.num_prompt_tokens, run.num_output_tokens, run.num_cached_tokens) == (30, 4, 5)
+    assert run.num_recomputed_tokens == 7
 
 
 def make_run(seconds, first=(1.0,), prefill=None, decode=None):
-    return bench.Run(seconds, 10, 20, 0, list(first), [0.5], [2.0], prefill, decode)
+    return bench.Run(seconds, 10, 20, 0, 0, 0, list(first), [0.5], [2.0], prefill, decode)
 
 
 def test_a_summary_has_medians_and_every_time():
@@ -219,6 +220,7 @@ class SlowLLM:
     """Every step takes one second of a clock of its own, and gives all requests a token."""
 
     config = SimpleNamespace(max_model_len=100)
+    engine = SimpleNamespace(num_computed_tokens=0)
 
     def __init__(self):
         self.now, self.running, self.added = 50.0, {}, {}

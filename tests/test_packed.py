@@ -89,7 +89,7 @@ def test_bfloat16_weights_still_show_their_4_bit_grid() -> None:
 
 # -- products --
 
-ROWS = [1, 2, 3, 4, 5, 8, 13, 64, 65]
+ROWS = [1, 2, 3, 4, 5, 8, 13, 24, 25, 64, 65]
 
 
 @pytest.mark.parametrize("num_rows", ROWS)

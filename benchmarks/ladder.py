@@ -1,0 +1,405 @@
+r"""What each idea bought: one workload from the naive loop to the whole engine, a rung at a time.
+
+    python benchmarks/ladder.py --random-weights tiny --batch-sizes 1 4     # a laptop, a minute
+    python benchmarks/ladder.py --random-weights qwen3-0.6b --save          # a GPU, four minutes
+
+Equal requests that start together and decode; every rung computes the same lengths, and only
+tokens behind the prompts count. Each rung is the one before it with one thing changed, but for
+torch.compile, which the next rung does not keep:
+
+naive loop        no cache, no batch, greedy; timed on a few tokens of middle length, one request
+                  after the other, so its speed is the same for every batch size (extrapolated)
+torch operations  the engine with plain PyTorch, every operation launched by the host
+torch.compile     the operations between the matrix products compiled, attention as before. Not
+                  whole layers: the hand-over to the cache's attention cuts each of them in two
+                  anyway, and 28 layers would be compiled one by one
+kernels           Triton's on a GPU, numba's with packed weights on a CPU
+graph: forward    the forward pass replayed as a CUDA graph, the sampler launched after it; on a
+                  CPU the recorder over plain PyTorch, which keeps the rules and gains nothing
+graph: all        the sampler inside, so that a step is one launch
+overlap           step n + 1 is launched before step n is read
+
+And for prompts that come while others decode (more requests than rows): steps of prompts alone,
+which hold decodes up, against prompts in chunks beside the decodes.
+
+The hardware's limit is the time to read weights and cache at the speed of a copy, measured in
+the same run. Timelines are recorded with PyTorch's profiler on, which makes launches slower; all
+speeds are measured without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import common
+import step_timeline
+import torch
+
+from minivllm import LLM, bench, bench_results, ops
+from minivllm.cli_options import positive
+from minivllm.kv_cache import kv_block_bytes
+from minivllm.model import CausalLM
+from minivllm.naive import time_naive
+from minivllm.request import Chunk, SchedulerOutput
+from minivllm.scheduler import Scheduler
+
+HEADER = ("rung", "batch", "decode tok/s", "ms/step", "launch ms", "GB/s", "of limit")
+WIDTHS = (18, 6, 13, 9, 10, 8, 9)
+NAIVE_TOKENS = 3
+TEMPERATURE = 0.6  # nano-vllm's: sampling is part of a step
+COPY_BYTES = {"cuda": 2**31, "cpu": 2**27}
+COPY_REPEATS = 10
+BETWEEN_PRODUCTS = ("rms_norm", "add_rms_norm", "silu_mul", "norm_rope")
+
+
+# -- the rungs -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rung:
+    """The engine with these settings, and what is changed by hand before it is timed."""
+
+    name: str
+    settings: dict[str, Any]
+    prepare: Callable[[LLM], None] = lambda llm: None
+    has_timeline: bool = False
+
+
+def rungs(device_type: str) -> list[Rung]:
+    """Those that exist on a kind of device, lowest first; without the naive loop."""
+    is_gpu = device_type == "cuda"
+    plain = {"attention_backend": "torch", "enforce_eager": True, "overlap": False}
+    fast = plain | {"attention_backend": "triton" if is_gpu else "cpu"}
+    graphs = (fast if is_gpu else plain) | {"enforce_eager": False}
+    return [
+        Rung("torch operations", plain, has_timeline=not is_gpu),
+        Rung("torch.compile", plain, compile_operations),
+        Rung("Triton kernels" if is_gpu else "numba kernels", fast, has_timeline=is_gpu),
+        Rung("graph: forward", graphs, sample_outside),
+        Rung("graph: all", graphs, has_timeline=True),
+        Rung("overlap", graphs | {"overlap": True}, has_timeline=is_gpu),
+    ]
+
+
+def compile_operations(llm: LLM) -> None:
+    """Let Inductor write the kernels between the matrix products."""
+    compiled = {name: torch.compile(getattr(ops, name), dynamic=True) for name in BETWEEN_PRODUCTS}
+    for module in llm.engine.runner.model.modules():
+        if hasattr(module, "ops"):
+            module.ops = SimpleNamespace(**{**vars(module.ops), **compiled})
+
+
+def sample_outside(llm: LLM) -> None:
+    """Replay the forward pass alone, then launch the sampler's operations one by one."""
+    runner = llm.engine.runner
+    runner.plain_step = lambda plan: runner.choose(plan, runner.compute_logits(plan))
+
+
+class PromptsFirst(Scheduler):
+    """A step computes prompts or decodes, never both, and prompts go first: as nano-vllm does."""
+
+    def schedule(self) -> SchedulerOutput:
+        """Prompts, begun ones first; decodes if there are none."""
+        output = SchedulerOutput()
+        for request in [r for r in self.running if not r.is_decoding]:
+            budget = self.max_num_batched_tokens - output.num_tokens
+            if budget > 0:
+                self._take_prompt(request, budget, output)
+        self.schedule_waiting(output)
+        return output if output.chunks or output.failed else super().schedule()
+
+    def _take_prompt(self, request: Any, budget: int, output: SchedulerOutput) -> None:
+        start = request.num_computed_tokens
+        length = min(budget, request.num_tokens - start)
+        samples = start + length == request.num_tokens
+        self._take(Chunk(request, start, length, samples, is_decode=False), output)
+
+
+def prompts_first(llm: LLM) -> None:
+    """Put the other policy into the engine, with the same memory."""
+    old = llm.engine.scheduler
+    llm.engine.scheduler = PromptsFirst(old.memory, old.max_num_seqs, old.max_num_batched_tokens)
+
+
+# -- measuring -----------------------------------------------------------------------------------
+
+
+@dataclass
+class Stopwatch:
+    """Stands between engine and runner, and notes how long the launch of each decode step took:
+    from the chunks to the last operation in the device's queue."""
+
+    runner: Any
+    seconds: list[float] = field(default_factory=list)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.runner, name)
+
+    def launch(self, chunks: Sequence[Chunk]) -> Any:
+        """The runner's, timed if all chunks decode."""
+        began = time.perf_counter()
+        pending = self.runner.launch(chunks)
+        if all(chunk.is_decode for chunk in chunks):
+            self.seconds.append(time.perf_counter() - began)
+        return pending
+
+
+def copy_speed(device: torch.device) -> float:
+    """Bytes per second that a copy reads and writes, the best of some: the limit of what waits
+    for memory."""
+    source = torch.zeros(COPY_BYTES[device.type], dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    seconds = []
+    for _ in range(COPY_REPEATS):
+        synchronize(device)
+        began = time.perf_counter()
+        target.copy_(source)
+        synchronize(device)
+        seconds.append(time.perf_counter() - began)
+    return 2 * len(source) / min(seconds)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for a GPU; a CPU is never behind."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def step_bytes(model: CausalLM, batch_size: int, context: float) -> float:
+    """Bytes that a decode step must read: all weights that it multiplies with, and keys and
+    values of `context` tokens of each request."""
+    weight = next(model.parameters())
+    weights = sum(p.numel() * p.itemsize for p in model.parameters())
+    if model.lm_head is not None:  # then of the embedding only a few rows are read
+        weights -= model.model.embed_tokens.weight.nbytes
+    return weights + batch_size * context * kv_block_bytes(model.config, 1, weight.dtype)
+
+
+def against_limit(
+    tokens_per_s: float, batch_size: int, num_bytes: float, limit: float
+) -> dict[str, Any]:
+    """The figures of a rung: 4 requests at 400 tok/s are 10 ms a step; if a step reads 1 GB that
+    is 100 GB/s, of a limit of 1,000 GB/s a tenth."""
+    step_s = batch_size / tokens_per_s
+    return {
+        "batch_size": batch_size,
+        "decode_tokens_per_s": tokens_per_s,
+        "step_s": step_s,
+        "step_bytes": num_bytes,
+        "bytes_per_s": num_bytes / step_s,
+        "limit_bytes_per_s": limit,
+        "limit_tokens_per_s": batch_size * limit / num_bytes,
+        "share_of_limit": num_bytes / step_s / limit,
+    }
+
+
+def make_workload(batch_size: int, arguments: argparse.Namespace, vocab: int) -> bench.Workload:
+    """Equal requests, sampled."""
+    sizes = (arguments.prompt_tokens, arguments.new_tokens)
+    workload = bench.batch_workload(batch_size, *sizes, vocab)
+    return dataclasses.replace(workload, temperature=TEMPERATURE)
+
+
+def middle(arguments: argparse.Namespace) -> float:
+    """Tokens of a request half way through its answer."""
+    return float(arguments.prompt_tokens + arguments.new_tokens / 2)
+
+
+def measure_rung(
+    llm: LLM, rung: Rung, limit: float, arguments: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
+    """One result for each batch size."""
+    rung.prepare(llm)
+    model, vocab = llm.engine.runner.model, bench.vocab_size_of(llm)
+    for batch_size in arguments.batch_sizes:
+        workload = make_workload(batch_size, arguments, vocab)
+        bench.warm_up(llm, num_requests=batch_size)
+        watch = Stopwatch(llm.engine.runner)
+        llm.engine.runner = watch
+        runs = bench.repeat_offline(llm, workload, arguments.repeats)
+        llm.engine.runner = watch.runner
+        result = brief(bench.summarise(workload, runs))
+        speed = result["decode_tokens_per_s"] or result["output_tokens_per_s"]
+        num_bytes = step_bytes(model, batch_size, middle(arguments))
+        result |= against_limit(speed, batch_size, num_bytes, limit)
+        # On a CPU to launch an operation is to compute it.
+        is_gpu = llm.config.device.startswith("cuda")
+        result["launch_s"] = statistics.median(watch.seconds) if is_gpu else None
+        if rung.has_timeline and batch_size == timeline_batch(arguments):
+            result["timeline"] = step_timeline.record(llm, workload)
+        yield {"rung": rung.name, **result}
+
+
+def brief(summary: dict[str, Any]) -> dict[str, Any]:
+    """A summary without the times of single requests."""
+    lists = ("first_token_s_all", "end_to_end_s_all")
+    return {name: value for name, value in summary.items() if name not in lists}
+
+
+def timeline_batch(arguments: argparse.Namespace) -> int:
+    """The batch size whose timeline is recorded: 8, or the nearest one."""
+    return int(min(arguments.batch_sizes, key=lambda size: abs(size - 8)))
+
+
+def measure_naive(
+    llm: LLM, limit: float, arguments: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
+    """The naive loop, extrapolated from a few tokens of middle length."""
+    vocab, num_tokens = bench.vocab_size_of(llm), int(middle(arguments))
+    prompt = bench.batch_workload(1, num_tokens, 2, vocab).prompts
+    time_naive(llm, prompt, 1)
+    speed = time_naive(llm, prompt, NAIVE_TOKENS).tokens_per_s
+    for batch_size in arguments.batch_sizes:
+        workload = make_workload(batch_size, arguments, vocab)
+        seconds = workload.num_output_tokens / speed
+        num_bytes = step_bytes(llm.engine.runner.model, batch_size, middle(arguments))
+        figures = against_limit(speed, batch_size, num_bytes, limit)
+        yield {
+            "rung": "naive loop",
+            "workload": workload.name,
+            "seconds": seconds,
+            "output_tokens_per_s": speed,
+            "prompt_tokens_per_s": workload.num_prompt_tokens / seconds,
+            **figures,
+            "bytes_per_s": None,  # it reads no cache, and the weights once for every request
+            "launch_s": None,
+            "extrapolated": f"from {NAIVE_TOKENS} tokens after {num_tokens}",
+        }
+
+
+def measure_mixed(
+    llm: LLM, arguments: argparse.Namespace, name: str, prepare: Callable[[LLM], None]
+) -> dict[str, Any]:
+    """Three times as many requests as rows, of random lengths, under one of the two policies."""
+    prepare(llm)
+    rows = llm.config.max_num_seqs or 1
+    lengths = [
+        (max(1, size // 4), size) for size in (arguments.prompt_tokens, arguments.new_tokens)
+    ]
+    workload = bench.mixed_workload(3 * rows, bench.vocab_size_of(llm), *lengths)
+    bench.warm_up(llm, num_requests=rows)
+    runs = bench.repeat_offline(llm, workload, arguments.repeats)
+    return {"rung": name, **brief(bench.summarise(workload, runs))}
+
+
+# -- the run -------------------------------------------------------------------------------------
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """How large the workload is."""
+    parser.add_argument("--batch-sizes", type=positive, nargs="+", metavar="N")
+    for name, what in (
+        ("--prompt-tokens", "of each request (512 on a GPU, 32 on a CPU)"),
+        ("--new-tokens", "of each answer (97 on a GPU, 17 on a CPU)"),
+    ):
+        parser.add_argument(name, type=positive, metavar="N", help=what)
+    parser.add_argument("--repeats", type=positive, default=3, metavar="N")
+    parser.add_argument("--mixed-rows", type=positive, default=None, metavar="N")
+
+
+def fill_in(arguments: argparse.Namespace, device_type: str) -> None:
+    """Sizes that suit the device, where none are given."""
+    is_gpu = device_type == "cuda"
+    for name, gpu, cpu in (
+        ("batch_sizes", [1, 8, 64, 256], [1, 8]),
+        ("prompt_tokens", 512, 32),
+        ("new_tokens", 97, 17),
+        ("mixed_rows", 64, 4),
+    ):
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, gpu if is_gpu else cpu)
+
+
+def settings_for(arguments: argparse.Namespace, num_rows: int) -> dict[str, Any]:
+    """Room for so many requests, and no more: what is left over is not filled with zeros."""
+    length = arguments.prompt_tokens + arguments.new_tokens
+    blocks = num_rows * (length // 16 + 2)
+    return {"max_num_seqs": num_rows, "max_model_len": length, "num_kv_blocks": blocks}
+
+
+@contextmanager
+def engine(model: str, arguments: argparse.Namespace, **settings: Any) -> Iterator[LLM]:
+    """An engine whose memory is given back in full afterwards."""
+    settings |= {"dtype": arguments.dtype, "device": arguments.device, "progress": False}
+    with LLM(model, **(settings | dict(arguments.set))) as llm:
+        yield llm
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def climb(
+    model: str, name: str | None, limit: float, arguments: argparse.Namespace, device_type: str
+) -> Iterator[dict[str, Any]]:
+    """The results of all rungs, as they come. A rung that cannot be measured here is left out,
+    with the reason."""
+    room = settings_for(arguments, max(arguments.batch_sizes))
+    steps = rungs(device_type)
+    with engine(model, arguments, **room, **steps[0].settings) as llm:
+        facts = bench_results.facts(llm.config, name)
+        yield from ({**facts, **one} for one in measure_naive(llm, limit, arguments))
+    for rung in steps:
+        try:
+            with engine(model, arguments, **room, **rung.settings) as llm:
+                facts = bench_results.facts(llm.config, name)
+                yield from ({**facts, **one} for one in measure_rung(llm, rung, limit, arguments))
+        except RuntimeError as error:
+            print(f"{rung.name}: left out ({str(error).strip().splitlines()[0]})", flush=True)
+    few = settings_for(arguments, arguments.mixed_rows) | steps[-1].settings
+    few["max_num_batched_tokens"] = max(arguments.mixed_rows, 2 * arguments.prompt_tokens)
+    policies = {"prompts alone": prompts_first, "prompts in chunks": lambda llm: None}
+    for policy, prepare in policies.items():
+        with engine(model, arguments, **few) as llm:
+            facts = bench_results.facts(llm.config, name)
+            yield {**facts, **measure_mixed(llm, arguments, policy, prepare)}
+
+
+def table_cells(result: dict[str, Any]) -> list[str]:
+    """One row of `HEADER`; of the mixed workload the speed of the whole and, in place of the
+    step, the 99th percentile of the time between two tokens."""
+    if "batch_size" not in result:
+        speed = bench_results.speed(result["output_tokens_per_s"])
+        gap = 1e3 * (result["inter_token_s"] or {"p99": 0.0})["p99"]
+        return [result["rung"], "mixed", speed, f"p99 {gap:.3g}", "-", "-", "-"]
+    launch, rate = result["launch_s"], result["bytes_per_s"]
+    return [
+        result["rung"],
+        str(result["batch_size"]),
+        bench_results.speed(result["decode_tokens_per_s"]),
+        f"{1e3 * result['step_s']:.3g}",
+        f"{1e3 * launch:.3g}" if launch is not None else "-",
+        f"{rate / 1e9:,.3g}" if rate is not None else "-",
+        f"{result['share_of_limit']:.1%}",
+    ]
+
+
+def main() -> None:
+    parser = common.make_parser(__doc__)
+    add_options(parser)
+    arguments = parser.parse_args()
+    if arguments.device == "auto":
+        arguments.device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(arguments.device)
+    fill_in(arguments, device.type)
+    limit = copy_speed(device)
+    print(f"{bench_results.describe_device(arguments.device)}, copy {limit / 1e9:,.0f} GB/s")
+    print(bench_results.text_table([HEADER], WIDTHS), flush=True)
+    results = []
+    with common.model_path(arguments) as (model, name):
+        for result in climb(model, name, limit, arguments, device.type):
+            results.append({**result, "engine": "minivllm"})
+            print(bench_results.text_table([table_cells(result)], WIDTHS), flush=True)
+    common.save(arguments, results, "ladder")
+
+
+if __name__ == "__main__":
+    common.run(main)
