@@ -20,8 +20,11 @@ from typing import Any
 
 import pytest
 
+from course import forks
+
 CELL_LIMIT = 300  # seconds
 MAX_WORKERS = 4  # processes of a run of everything: each may hold the model
+GATES = "tests/test_course_chapters.py"
 NBVAL_CELL_LIMIT = 2000  # nbval's own, which nobody waits for
 WORDS = ["passed", "open", "not right yet", "not run"]  # the later one tells more
 KERNEL_DIED = "The kernel died in this cell: a crash, os._exit, or out of memory."
@@ -40,9 +43,10 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         option.loadscopereorder = False  # the longest come first, not the largest number
         # Threads that wait for each other's cores cost more than they bring.
         os.environ.setdefault("OMP_NUM_THREADS", str(cores // option.numprocesses))
-        # Compiled here once, instead of by each worker and notebook.
+        # Compiled and imported here once, instead of by each worker, check and notebook.
         code = "from minivllm import cpu_ops; cpu_ops.warm_up()"
         subprocess.run([sys.executable, "-c", code], cwd=config.rootpath, check=False)
+        forks.start()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -52,6 +56,8 @@ def pytest_configure(config: pytest.Config) -> None:
         from nbval.kernel import RunningKernel
 
         option.nbval_lax = True
+        if option.nbval_kernel_name is None and forks.FOLDER in os.environ:
+            option.nbval_kernel_name = "python3"  # which is a fork
         option.nbval_current_env = option.nbval_kernel_name is None
         if option.nbval_cell_timeout == NBVAL_CELL_LIMIT:
             option.nbval_cell_timeout = CELL_LIMIT
@@ -61,6 +67,20 @@ def pytest_configure(config: pytest.Config) -> None:
             config.addinivalue_line("filterwarnings", f"ignore:{text}")
     if getattr(option, "dist", "no") in ("load", "worksteal"):
         option.dist = "loadfile"  # the cells of a notebook share one kernel
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Share the tests by file, and those of GATES one by one: each has a chapter of its own."""
+    if config.option.dist != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return nodeid if nodeid.startswith(GATES) else nodeid.split("::")[0]
+
+    return ByFile(config, log)
 
 
 def await_reply(kernel: Any, msg_id: str, timeout: float | None = None) -> None:
@@ -120,12 +140,14 @@ def check_text(excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With workers the long ones first, so that no worker is left alone with one of them."""
     if getattr(config.option, "dist", "no") != "no" or hasattr(config, "workerinput"):
-        items.sort(key=is_short)
+        items.sort(key=rank)
 
 
-def is_short(item: pytest.Item) -> bool:
-    """Whether an item starts no process of its own: no kernel, no check."""
-    return not hasattr(item, "cell") and item.get_closest_marker("course") is None
+def rank(item: pytest.Item) -> int:
+    """Notebooks and gates 0, what starts other processes 1, and all the rest 2."""
+    if hasattr(item, "cell") or item.nodeid.startswith(GATES):
+        return 0
+    return 1 if item.get_closest_marker("course") or item.get_closest_marker("traces") else 2
 
 
 # -- the end of the report ---------------------------------------------------------------------

@@ -1,7 +1,7 @@
 r"""What each idea bought: one workload from the naive loop to the whole engine, a rung at a time.
 
-    python benchmarks/ladder.py --random-weights tiny --batch-sizes 1 4     # a laptop, a minute
-    python benchmarks/ladder.py --random-weights qwen3-0.6b --save          # a GPU, four minutes
+    python benchmarks/ladder.py --random-weights tiny --batch-sizes 1 4     # a laptop, minutes
+    python benchmarks/ladder.py --random-weights qwen3-0.6b --save          # a GPU, minutes
 
 Equal requests that start together and decode; every rung computes the same lengths, and only
 tokens behind the prompts count. Each rung is the one before it with one thing changed, but for
@@ -34,23 +34,22 @@ import dataclasses
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import common
 import step_timeline
 import torch
+from rungs import NAIVE, POLICIES, Rung, names_of, rungs
 
-from minivllm import LLM, bench, bench_results, ops
+from minivllm import LLM, bench, bench_results
 from minivllm.cli_options import positive
 from minivllm.kv_cache import kv_block_bytes
 from minivllm.model import CausalLM
 from minivllm.naive import time_naive
-from minivllm.request import Chunk, SchedulerOutput
-from minivllm.scheduler import Scheduler
+from minivllm.request import Chunk
 
 HEADER = ("rung", "batch", "decode tok/s", "ms/step", "launch ms", "GB/s", "of limit")
 WIDTHS = (18, 6, 13, 9, 10, 8, 9)
@@ -58,76 +57,6 @@ NAIVE_TOKENS = 3
 TEMPERATURE = 0.6  # nano-vllm's: sampling is part of a step
 COPY_BYTES = {"cuda": 2**31, "cpu": 2**27}
 COPY_REPEATS = 10
-BETWEEN_PRODUCTS = ("rms_norm", "add_rms_norm", "silu_mul", "norm_rope")
-
-
-# -- the rungs -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Rung:
-    """The engine with these settings, and what is changed by hand before it is timed."""
-
-    name: str
-    settings: dict[str, Any]
-    prepare: Callable[[LLM], None] = lambda llm: None
-    has_timeline: bool = False
-
-
-def rungs(device_type: str) -> list[Rung]:
-    """Those that exist on a kind of device, lowest first; without the naive loop."""
-    is_gpu = device_type == "cuda"
-    plain = {"attention_backend": "torch", "enforce_eager": True, "overlap": False}
-    fast = plain | {"attention_backend": "triton" if is_gpu else "cpu"}
-    graphs = (fast if is_gpu else plain) | {"enforce_eager": False}
-    return [
-        Rung("torch operations", plain, has_timeline=not is_gpu),
-        Rung("torch.compile", plain, compile_operations),
-        Rung("Triton kernels" if is_gpu else "numba kernels", fast, has_timeline=is_gpu),
-        Rung("graph: forward", graphs, sample_outside),
-        Rung("graph: all", graphs, has_timeline=True),
-        Rung("overlap", graphs | {"overlap": True}, has_timeline=is_gpu),
-    ]
-
-
-def compile_operations(llm: LLM) -> None:
-    """Let Inductor write the kernels between the matrix products."""
-    compiled = {name: torch.compile(getattr(ops, name), dynamic=True) for name in BETWEEN_PRODUCTS}
-    for module in llm.engine.runner.model.modules():
-        if hasattr(module, "ops"):
-            module.ops = SimpleNamespace(**{**vars(module.ops), **compiled})
-
-
-def sample_outside(llm: LLM) -> None:
-    """Replay the forward pass alone, then launch the sampler's operations one by one."""
-    runner = llm.engine.runner
-    runner.plain_step = lambda plan: runner.choose(plan, runner.compute_logits(plan))
-
-
-class PromptsFirst(Scheduler):
-    """A step computes prompts or decodes, never both, and prompts go first: as nano-vllm does."""
-
-    def schedule(self) -> SchedulerOutput:
-        """Prompts, begun ones first; decodes if there are none."""
-        output = SchedulerOutput()
-        for request in [r for r in self.running if not r.is_decoding]:
-            budget = self.max_num_batched_tokens - output.num_tokens
-            if budget > 0:
-                self._take_prompt(request, budget, output)
-        self.schedule_waiting(output)
-        return output if output.chunks or output.failed else super().schedule()
-
-    def _take_prompt(self, request: Any, budget: int, output: SchedulerOutput) -> None:
-        start = request.num_computed_tokens
-        length = min(budget, request.num_tokens - start)
-        samples = start + length == request.num_tokens
-        self._take(Chunk(request, start, length, samples, is_decode=False), output)
-
-
-def prompts_first(llm: LLM) -> None:
-    """Put the other policy into the engine, with the same memory."""
-    old = llm.engine.scheduler
-    llm.engine.scheduler = PromptsFirst(old.memory, old.max_num_seqs, old.max_num_batched_tokens)
 
 
 # -- measuring -----------------------------------------------------------------------------------
@@ -264,7 +193,7 @@ def measure_naive(
         num_bytes = step_bytes(llm.engine.runner.model, batch_size, middle(arguments))
         figures = against_limit(speed, batch_size, num_bytes, limit)
         yield {
-            "rung": "naive loop",
+            "rung": NAIVE,
             "workload": workload.name,
             "seconds": seconds,
             "output_tokens_per_s": speed,
@@ -276,11 +205,9 @@ def measure_naive(
         }
 
 
-def measure_mixed(
-    llm: LLM, arguments: argparse.Namespace, name: str, prepare: Callable[[LLM], None]
-) -> dict[str, Any]:
+def measure_mixed(llm: LLM, arguments: argparse.Namespace, policy: str) -> dict[str, Any]:
     """Three times as many requests as rows, of random lengths, under one of the two policies."""
-    prepare(llm)
+    POLICIES[policy](llm)
     rows = llm.config.max_num_seqs or 1
     lengths = [
         (max(1, size // 4), size) for size in (arguments.prompt_tokens, arguments.new_tokens)
@@ -288,7 +215,7 @@ def measure_mixed(
     workload = bench.mixed_workload(3 * rows, bench.vocab_size_of(llm), *lengths)
     bench.warm_up(llm, num_requests=rows)
     runs = bench.repeat_offline(llm, workload, arguments.repeats)
-    return {"rung": name, **brief(bench.summarise(workload, runs))}
+    return {"rung": policy, **brief(bench.summarise(workload, runs))}
 
 
 # -- the run -------------------------------------------------------------------------------------
@@ -303,11 +230,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     ):
         parser.add_argument(name, type=positive, metavar="N", help=what)
     parser.add_argument("--repeats", type=positive, default=3, metavar="N")
-    parser.add_argument("--mixed-rows", type=positive, default=None, metavar="N")
+    parser.add_argument(
+        "--mixed-rows", type=positive, metavar="N", help="of the mixed workload (64; 4 on a CPU)"
+    )
+    parser.add_argument("--rungs", nargs="+", metavar="NAME", help="only these (default: all)")
 
 
 def fill_in(arguments: argparse.Namespace, device_type: str) -> None:
-    """Sizes that suit the device, where none are given."""
+    """Sizes that suit the device, where none are given. Raises ValueError for an unknown rung."""
+    names = names_of(device_type)
+    arguments.rungs = arguments.rungs or names
+    if unknown := [name for name in arguments.rungs if name not in names]:
+        raise ValueError(f"--rungs {unknown[0]!r} is none of {', '.join(names)}")
     is_gpu = device_type == "cuda"
     for name, gpu, cpu in (
         ("batch_sizes", [1, 8, 64, 256], [1, 8]),
@@ -343,11 +277,12 @@ def climb(
     """The results of all rungs, as they come. A rung that cannot be measured here is left out,
     with the reason."""
     room = settings_for(arguments, max(arguments.batch_sizes))
-    steps = rungs(device_type)
-    with engine(model, arguments, **room, **steps[0].settings) as llm:
-        facts = bench_results.facts(llm.config, name)
-        yield from ({**facts, **one} for one in measure_naive(llm, limit, arguments))
-    for rung in steps:
+    steps, wanted = rungs(device_type), arguments.rungs
+    if NAIVE in wanted:
+        with engine(model, arguments, **room, **steps[0].settings) as llm:
+            facts = bench_results.facts(llm.config, name)
+            yield from ({**facts, **one} for one in measure_naive(llm, limit, arguments))
+    for rung in [rung for rung in steps if rung.name in wanted]:
         try:
             with engine(model, arguments, **room, **rung.settings) as llm:
                 facts = bench_results.facts(llm.config, name)
@@ -356,11 +291,10 @@ def climb(
             print(f"{rung.name}: left out ({str(error).strip().splitlines()[0]})", flush=True)
     few = settings_for(arguments, arguments.mixed_rows) | steps[-1].settings
     few["max_num_batched_tokens"] = max(arguments.mixed_rows, 2 * arguments.prompt_tokens)
-    policies = {"prompts alone": prompts_first, "prompts in chunks": lambda llm: None}
-    for policy, prepare in policies.items():
+    for policy in [policy for policy in POLICIES if policy in wanted]:
         with engine(model, arguments, **few) as llm:
             facts = bench_results.facts(llm.config, name)
-            yield {**facts, **measure_mixed(llm, arguments, policy, prepare)}
+            yield {**facts, **measure_mixed(llm, arguments, policy)}
 
 
 def table_cells(result: dict[str, Any]) -> list[str]:

@@ -16,8 +16,8 @@ from minivllm import LLM, SamplingParams, bench
 
 NUM_STEPS = 3
 WARM_STEPS = 4  # the first ones with a profiler are slow
-WINDOW = 4000.0  # microseconds that are kept, span by span
-MAX_SPANS = 250  # in each lane
+WINDOW = 3000.0  # microseconds that are kept, span by span
+MAX_SPANS = 400  # in each lane
 MERGE = 1.5  # microseconds: spans with a smaller gap become one
 STEP = "minivllm: step"
 # The driver's and the runtime's calls that put work into the device's queue.

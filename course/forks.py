@@ -13,12 +13,14 @@ settings at import. Never the package under test, never the course.
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import select
 import signal
 import socket
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,8 +28,19 @@ from typing import Any, NoReturn
 FOLDER = "MINIVLLM_FORKS"  # in the environment: the folder of the server
 START_LIMIT = 120  # seconds
 # Not `ipykernel.kernelapp`, triton and the Hub's, which read the environment when imported.
-WARM = ("pytest", "numpy", "torch", "numba", "matplotlib.figure", "matplotlib.backends.backend_agg")
-WARM += ("ipykernel.ipkernel", "ipykernel.zmqshell", "nbclient", "jupytext", "tokenizers")
+WARM = (
+    "pytest",
+    "numpy",
+    "torch",
+    "numba",
+    "tokenizers",
+    "matplotlib.figure",
+    "matplotlib.backends.backend_agg",
+    "ipykernel.ipkernel",
+    "ipykernel.zmqshell",
+    "nbclient",
+    "jupytext",
+)
 
 
 def command(*arguments: str) -> list[str]:
@@ -38,10 +51,10 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-IS", __file__, "ask", f"{folder}/socket", *arguments]
 
 
-def start() -> None:
+def start(warm: Iterable[str] = WARM) -> None:
     """Have a server from now on until this process ends; one that runs already will do.
 
-    Without effect where it cannot be had: everything works without it, only slower.
+    It imports `warm`. Without effect where it cannot be had: all works without it, only slower.
     """
     if FOLDER in os.environ or sys.platform != "linux":
         return
@@ -51,7 +64,7 @@ def start() -> None:
 
     folder = Path(tempfile.mkdtemp(prefix="minivllm-forks-"))
     server = subprocess.Popen(
-        [sys.executable, __file__, "serve", str(folder / "socket")],
+        [sys.executable, __file__, "serve", str(folder / "socket"), *warm],
         env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
         stdin=subprocess.PIPE,  # its end is the end of the server
         stdout=subprocess.PIPE,
@@ -109,12 +122,10 @@ def _signal_group(pid: int, number: int) -> None:
 # -- the server --------------------------------------------------------------------------------
 
 
-def serve(path: str) -> NoReturn:
+def serve(path: str, warm: list[str]) -> NoReturn:
     """Fork for each client until stdin ends; a fork and all that it started end with its client."""
     del sys.path[0]  # the folder of this file
-    for name in WARM:
-        with suppress(ImportError):
-            __import__(name)
+    _warm_up(warm)
     gc.freeze()  # else the collectors of the forks would write to every page
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
@@ -126,6 +137,15 @@ def serve(path: str) -> NoReturn:
 
     shutil.rmtree(Path(path).parent, ignore_errors=True)
     os._exit(0)
+
+
+def _warm_up(names: list[str]) -> None:
+    for name in names:
+        with suppress(ImportError):
+            importlib.import_module(name)
+    if "pytest" in names:
+        for name in sys.modules["_pytest.config"].default_plugins:  # else imported in each run
+            importlib.import_module(f"_pytest.{name}")
 
 
 def _serve_clients(listener: socket.socket) -> None:
@@ -211,4 +231,4 @@ def _run(module: str) -> int:
 if __name__ == "__main__":
     if sys.argv[1] == "ask":
         ask(sys.argv[2], sys.argv[3:])
-    serve(sys.argv[2])
+    serve(sys.argv[2], sys.argv[3:])

@@ -21,7 +21,7 @@ from pathlib import Path
 from course import exercises, files, splice
 from course.check import Event, Texts, run_variants, tests_of
 
-LIMITS = (2, 5, 20)  # seconds for one test of a wrong answer; few, so that runs can be kept
+LIMITS = (1, 3, 10, 20)  # seconds for one test of a wrong answer; few, so that runs can be kept
 
 
 @dataclass(frozen=True)
@@ -117,15 +117,15 @@ def runs_of(
     """What the tests report of each wrong answer; `events` are those of another run of them."""
     texts = [_texts(root, {name: mistake.source}) for mistake in library]
     limit = time_limit(events)
-    runs = _kept_runs(name, root, json.dumps([texts, limit]), _stamps(name, root))
-    if not runs:
-        runs += run_variants(name, root, texts, heavy(events), limit)
-    return runs
+    kept = _kept(name, root, json.dumps([texts, limit]), _stamps(name, root))
+    if not kept:
+        kept.append(run_variants(name, root, texts, heavy(events), limit))
+    return kept[0]
 
 
 @lru_cache(maxsize=100)
-def _kept_runs(name: str, root: Path, key: str, stamps: tuple[int, ...]) -> list[list[Event]]:
-    """The runs for one state of tests and package: a learner tries more than once."""
+def _kept(name: str, root: Path, key: str, stamps: tuple[int, ...]) -> list[list[list[Event]]]:
+    """Where the runs for one state of tests and package are kept: a learner tries again."""
     return []
 
 

@@ -31,11 +31,12 @@ def make(folder: Path, reference: bool = False) -> Path:
     `reference`: without the ledger, and with our version of every exercise in place of the
     learner's.
     """
-    # Bytecode stays behind, for it could be stale. What numba compiled goes along: it knows its
-    # source by time and size, which the copy keeps, and takes half a minute to make again.
-    skip = shutil.ignore_patterns("*.pyc", "*.tmp", "lock", ".hypothesis")
-    for name in ("minivllm", "tests"):
-        shutil.copytree(ex.root() / name, folder / name, ignore=skip)
+    # What Python and numba compiled goes along: it knows its source by time and size, which the
+    # copy keeps. Not so that of tests: pytest's names the file that was compiled.
+    skip = shutil.ignore_patterns("*.tmp", "lock", ".hypothesis")
+    shutil.copytree(ex.root() / "minivllm", folder / "minivllm", ignore=skip)
+    skip = shutil.ignore_patterns("__pycache__", ".hypothesis")
+    shutil.copytree(ex.root() / "tests", folder / "tests", ignore=skip)
     shutil.copy(ex.root() / "pyproject.toml", folder)
     if reference:
         set_sources(folder, {e.name: e.reference for e in ex.exercises().values()})

@@ -4,8 +4,7 @@ Each kernel names the torch line that it replaces; `cpu_ops` calls them and fall
 where numba is missing. Arrays are numpy views of float32 tensors, contiguous unless said
 otherwise. Leaves out every other type. Given (no notebook builds it).
 
-Letters: T tokens, N requests, H query heads, K key/value heads, G = H // K, D head dimension,
-B block size, S key positions.
+Letters: T tokens, H query heads, K key/value heads, D head dimension.
 """
 
 from __future__ import annotations
@@ -19,20 +18,21 @@ from minivllm.cpu_vectors import (
     COLUMNS,
     GROUP,
     ROWS,
-    add_rows,
     dot_4_bits,
     dot_8_bits,
     float_of_bits,
     multiply_rows,
-    score_keys,
     unpack_4_bits,
     unpack_8_bits,
 )
 
 # Sums may be taken in any order (or no loop of a dot product could use vectors); a division by
-# zero is infinity, not an exception; the compiled code is kept for the next start (an edit of
-# `cpu_vectors` alone does not renew it: touch this file too).
+# zero is infinity, not an exception; the compiled code is kept for the next start.
 FAST: dict[str, Any] = {"fastmath": True, "error_model": "numpy", "cache": True}
+# Numba keeps compiled code for as long as the file it is in stays the same, whatever becomes of
+# the files it calls: the digest of `cpu_vectors.py` here makes an edit there one of this file, as
+# `KERNELS` in `cpu_layers` does for this one. A test says what to write.
+VECTORS = "415a358b"
 TILE = 8 * ROWS  # rows of a weight whose results are written at once
 LOG2_E, LN_2 = np.float32(1.442695041), np.float32(0.693147181)
 
@@ -237,7 +237,7 @@ def pack(weight, bits, tolerance, codes, scales):
 
 
 @njit(**FAST)
-def _exp(x):
+def exp(x):
     """e^x to a relative error of 2e-7, for x from -87 to 88 (beyond: as at these ends).
 
     e^x = 2^whole * e^rest with |rest| <= ln(2) / 2, where Taylor's sum of eight terms is enough;
@@ -259,7 +259,7 @@ def silu_mul(gate_up, out):
     for t in prange(len(gate_up)):
         gate, up, row = gate_up[t, :size], gate_up[t, size:], out[t]
         for i in range(size):
-            row[i] = gate[i] * up[i] / (np.float32(1) + _exp(-gate[i]))
+            row[i] = gate[i] * up[i] / (np.float32(1) + exp(-gate[i]))
 
 
 @njit(**FAST)
@@ -305,83 +305,3 @@ def store_kv(k, v, k_cache, v_cache, slots):
         block, offset = slots[t] // block_size, slots[t] % block_size
         copy_heads(k[t], k_cache[block, offset])
         copy_heads(v[t], v_cache[block, offset])
-
-
-# -- attention ---------------------------------------------------------------------------------
-
-
-@njit(**FAST)
-def _softmax(scores):
-    """Turn scores into weights that add up to 1, in place."""
-    highest, total = scores.max(), np.float32(0)
-    for i in range(len(scores)):
-        scores[i] = _exp(scores[i] - highest)
-        total += scores[i]
-    for i in range(len(scores)):
-        scores[i] /= total
-
-
-@njit(**FAST)
-def _score_block(queries, keys, ahead, scale, scores):
-    """`scores [G, s] = queries [G, D] @ keys [s, D].T * scale`, and up to three more columns; the
-    next keys lie `ahead` bytes behind these."""
-    last_key, last_query, stride = len(keys) - 1, len(queries) - 1, keys.strides[0]
-    keys_at, queries_at, scores_at = keys.ctypes.data, queries.ctypes.data, scores.ctypes.data
-    for s in range(0, last_key + 1, 4):
-        for g in range(0, last_query + 1, 3):
-            score_keys(
-                queries_at + g * queries.strides[0], queries.strides[0], last_query - g,
-                keys_at + s * stride, stride, last_key - s, ahead, keys.shape[1] // 8, scale,
-                scores_at + g * scores.strides[0] + 4 * s, scores.strides[0],
-            )  # fmt: skip
-
-
-@njit(**FAST)
-def _add_block(weights, values, ahead, result):
-    """`result [G, D] += weights [G, s] @ values [s, D]`; the next values lie `ahead` bytes behind
-    these."""
-    last = len(result) - 1
-    for g in range(0, last + 1, 3):
-        add_rows(
-            result.ctypes.data + g * result.strides[0], result.strides[0],
-            weights.ctypes.data + g * weights.strides[0], weights.strides[0], last - g,
-            values.ctypes.data, values.strides[0], ahead, len(values), values.shape[1] // 16,
-        )  # fmt: skip
-
-
-@njit(parallel=True, **FAST)
-def decode_attention(q, k_cache, v_cache, block_table, seq_lens, scale, out, shares):
-    """`softmax(q @ k.T * scale) @ v` of one query per request, straight from the blocks.
-
-    `q, out [N, H, D]`, caches `[num_blocks, B, K, D]`, D a multiple of 16. The work of a request
-    is cut into `shares` pieces (1 or K) by key/value heads. A piece reads each of its keys and
-    values once for all G query heads, and with one piece whole blocks, as they lie in memory.
-    """
-    block_size, num_heads = k_cache.shape[1], k_cache.shape[2] // shares
-    size = q.shape[1] // k_cache.shape[2]
-    for piece in prange(len(q) * shares):
-        n, first = piece // shares, piece % shares * num_heads
-        length, blocks = seq_lens[n], block_table[n]
-        queries = q[n, first * size : (first + num_heads) * size]
-        result = out[n, first * size : (first + num_heads) * size]
-        scores = np.empty((num_heads * size, length + 3), np.float32)
-        last = (length - 1) // block_size
-        for j in range(last + 1):
-            start, end = j * block_size, min((j + 1) * block_size, length)
-            keys = k_cache[blocks[j], : end - start, first : first + num_heads]
-            following = k_cache[blocks[j + 1]] if j < last else v_cache[blocks[0]]
-            ahead = following[0, first:].ctypes.data - keys.ctypes.data
-            for h in range(num_heads):
-                group = slice(h * size, (h + 1) * size)
-                _score_block(queries[group], keys[:, h], ahead, scale, scores[group, start:])
-        for row in range(len(scores)):
-            _softmax(scores[row, :length])
-        result[:] = 0
-        for j in range(last + 1):
-            start, end = j * block_size, min((j + 1) * block_size, length)
-            values = v_cache[blocks[j], : end - start, first : first + num_heads]
-            following = v_cache[blocks[min(j + 1, last)]]
-            ahead = following[0, first:].ctypes.data - values.ctypes.data
-            for h in range(num_heads):
-                group = slice(h * size, (h + 1) * size)
-                _add_block(scores[group, start:], values[:, h], ahead, result[group])

@@ -23,6 +23,8 @@ from minivllm.cpu_kernels import (
     silu_mul,
 )
 
+KERNELS = "8248fa0c"  # digest of `cpu_kernels.py`; see `VECTORS` there
+
 
 @njit(**FAST)
 def product(x, matrix, parts):

@@ -29,9 +29,9 @@ from minivllm.ops import (
 try:
     import numba
 
-    from minivllm import cpu_kernels, cpu_layers
+    from minivllm import cpu_attention, cpu_kernels, cpu_layers
 except ImportError:  # numba is an extra: everything works without it, only slower
-    cpu_kernels = cpu_layers = None  # type: ignore[assignment]
+    cpu_attention = cpu_kernels = cpu_layers = None  # type: ignore[assignment]
 
 __all__ = [
     "add_rms_norm",
@@ -75,7 +75,7 @@ def warm_up() -> None:
     x, cos, slots = torch.ones(2, 32), torch.ones(2, 8), torch.arange(2)
     rms_norm(x, x[0], 1e-5)
     if cpu_kernels.rms_norm.stats.cache_misses:
-        print("compiling the CPU kernels (once, about 20 s)", file=sys.stderr, flush=True)
+        print("compiling the CPU kernels (once, about 30 s)", file=sys.stderr, flush=True)
     silu_mul(x)
     q, k, v = torch.ones(2, 6, 16).split(2, dim=1)
     q, k = apply_rope(q, cos, cos), apply_rope(k, cos, cos)
@@ -199,7 +199,7 @@ def decode_attention(
     arrays = [t.numpy() for t in (q, k_cache, v_cache, block_table, seq_lens)]
     # A request is one piece of work if there are enough of them for all threads.
     shares = 1 if len(q) >= num_threads() else k_cache.shape[2]
-    cpu_kernels.decode_attention(*arrays, scale, out.numpy(), shares)
+    cpu_attention.decode_attention(*arrays, scale, out.numpy(), shares)
     return out
 
 

@@ -13,8 +13,10 @@ nothing. Source: CUDA C++ Programming Guide, "CUDA Graphs"; padding to buckets a
 
 from __future__ import annotations
 
+import gc
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -33,9 +35,11 @@ BUCKET_STEP = 8  # beyond: at most 7 rows of padding
 
 
 def bucket_sizes(max_num_seqs: int) -> list[int]:
-    """The batch sizes that get a graph, ascending; the last one is `max_num_seqs` itself.
+    """The batch sizes that get a graph, in rising order, none twice.
 
-    20 -> [1, 2, 4, 8, 16, 20]; 4 -> [1, 2, 4]; 3 -> [1, 2, 3].
+    They are 1, 2, 4, then every multiple of 8, as far as they are below `max_num_seqs` (at least
+    1), and `max_num_seqs` itself: the largest batch has its graph, whatever its size is.
+    20 -> [1, 2, 4, 8, 16, 20]; 16 -> [1, 2, 4, 8, 16]; 3 -> [1, 2, 3].
     """
     sizes = [*SMALL_BUCKETS, *range(BUCKET_STEP, max_num_seqs, BUCKET_STEP)]
     return [size for size in sizes if size < max_num_seqs] + [max_num_seqs]
@@ -51,10 +55,14 @@ def bucket_for(num_rows: int, buckets: list[int]) -> int | None:
 
 
 def fill(static: StepPlan, plan: StepPlan, padding_row: int) -> None:
-    """Copy a decode step's numbers to where the graph reads them; the rest becomes padding.
+    """Copy a decode step to where the graph reads it, and turn the places behind it to padding.
 
-    In place: the tensors of `static` keep their addresses. Two rows into a bucket of four:
-    row_ids [5, 3, P, P], starts [17, 4, 0, 0], with P the padding row.
+    Only `row_ids` and `starts` differ between decode steps of one bucket. `static` has places
+    for as many rows as the bucket, `plan` has `num_decodes` rows, no more. In a place that is
+    left over, the row is `padding_row` and the start 0, whatever stood there before. The
+    tensors of `static` stay the same objects at the same addresses; `plan` is not changed.
+    Rows 5 and 3 at positions 17 and 4, in a bucket of four with the padding row 9:
+    row_ids [5, 3, 9, 9], starts [17, 4, 0, 0].
     """
     num_rows = plan.num_decodes
     static.row_ids[:num_rows].copy_(plan.row_ids)
@@ -84,7 +92,16 @@ class Call:
     operation: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    results: list[Tensor]  # as they were when the tape was made: the storages stay
+    results: list[Tensor]  # the tensors that came back the first time: later calls read these
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(str(list(result.shape)) for result in self.results)
+        return f"Call({self.operation.overloadpacket.__name__} -> {shapes})"
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors of a tensor, or of a list, tuple or dict with tensors in it, in order."""
+    return [leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, Tensor)]
 
 
 # Operations whose result is for the host: a number, or a shape that depends on numbers.
@@ -95,10 +112,16 @@ def asks_the_host(operation: Any, args: tuple[Any, ...]) -> bool:
     """Whether an operation cannot go on before the device has told the host a number."""
     name = operation.overloadpacket.__name__
     # x[mask] has as many elements as the mask has ones.
-    has_mask = any(
-        isinstance(x, Tensor) and x.dtype == torch.bool for x in tree_flatten(args[1:])[0]
-    )
+    has_mask = any(tensor.dtype == torch.bool for tensor in tensors_in(args[1:]))
     return name in ASKS_THE_HOST or (name.startswith("index") and has_mask)
+
+
+def refusal(operation: Any) -> CaptureError:
+    """The error for an operation that asks the host, with its name and a way out."""
+    return CaptureError(
+        f"{operation.overloadpacket.__name__} reads a number on the host while a graph is"
+        " captured; a graph cannot wait for it. Keep it on the device, or hand it in"
+    )
 
 
 class Tape(TorchDispatchMode):
@@ -113,27 +136,41 @@ class Tape(TorchDispatchMode):
         super().__init__()
         self.calls: list[Call] = []
 
+    def __repr__(self) -> str:
+        return f"Tape({len(self.calls)} calls)"
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Run one operation and note it."""
-        if asks_the_host(func, args):
-            raise CaptureError(
-                f"{func.overloadpacket.__name__} reads a number on the host while a graph is"
-                " captured; a graph cannot wait for it. Keep it on the device, or hand it in"
-            )
-        out = func(*args, **(kwargs or {}))
-        results = [value for value in tree_flatten(out)[0] if isinstance(value, Tensor)]
-        self.calls.append(Call(func, args, kwargs or {}, results))
+        """PyTorch hands in every operation inside the context; what this returns is its result."""
+        return self.record(func, args, kwargs or {})
+
+    def record(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one operation, `operation(*args, **kwargs)`, and return what it returns.
+
+        A `Call` with the operation, its arguments and the tensors that came back (`tensors_in`)
+        goes to the end of `calls`: the very tensors, not copies of them. An operation that
+        `asks_the_host` is not run: its `refusal` is raised, and `calls` stays as it is.
+        """
+        if asks_the_host(operation, args):
+            raise refusal(operation)
+        out = operation(*args, **kwargs)
+        # No copies: a later call reads this very memory, and every replay fills it anew.
+        self.calls.append(Call(operation, args, kwargs, tensors_in(out)))
         return out
 
     def replay(self) -> None:
-        """Run all operations again; nothing is allocated that anybody keeps."""
+        """Run all operations again, in order, each with the arguments that it had.
+
+        Each of the tensors that come back (`tensors_in`) is copied into the one that came back
+        the first time (`Call.results`), for that is where later calls, and the caller, read it.
+        One that already lies at that address (`data_ptr`: a view, or a result written in
+        place) is left alone. `calls` does not change.
+        """
         for call in self.calls:
             out = call.operation(*call.args, **call.kwargs)
-            fresh = [value for value in tree_flatten(out)[0] if isinstance(value, Tensor)]
-            for old, new in zip(call.results, fresh, strict=True):
-                # Views, and results written in place, are where they belong already.
+            for old, new in zip(call.results, tensors_in(out), strict=True):
+                # Some views cannot be written to at all: one number may have many places.
                 if old.data_ptr() != new.data_ptr():
                     old.copy_(new)
 
@@ -150,8 +187,21 @@ def capture(function: Callable[[], Tensor], pool: Any) -> tuple[Graph, Tensor]:
         with tape:
             return tape, function()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
+    with no_garbage_collection(), torch.cuda.graph(graph, pool=pool):
         return graph, function()
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Until the end, Python collects no garbage: in it could be the graphs of an engine that was
+    closed, and giving those back is not allowed while another one is captured."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class StepGraphs:
@@ -197,33 +247,52 @@ class StepGraphs:
 
 
 class GraphedFunction:
-    """A function of a step that replays its graph where there is one for the step's bucket."""
+    """A function of a step that replays its graph where there is one for the step's bucket.
+
+    Invariant: every graph of `captured` ends with a copy of the function's result to the first
+    rows of `result`, which all buckets share and which keeps its address.
+    """
 
     def __init__(self, graphs: StepGraphs, function: Callable[[StepPlan], Tensor]) -> None:
         self.graphs, self.function = graphs, function
         self.captured: dict[int, Graph] = {}
-        self.result: Tensor | None = None  # of all buckets, at one address
+        self.result: Tensor | None = None  # [largest bucket, ...]
+
+    def __repr__(self) -> str:
+        return f"GraphedFunction(captured for {sorted(self.captured)})"
+
+    @torch.inference_mode()
+    def capture(self, bucket: int) -> None:
+        """Capture the function for the steps of one bucket: `captured[bucket]`.
+
+        The function is called twice with the bucket's plan, `graphs.plans[bucket]`: first as it
+        is, so that whatever is compiled or set up at a first call is done; then inside `capture`
+        with `graphs.pool`, where its result `[bucket, ...]` is copied to the first rows of
+        `self.result`. If there is no `self.result` yet it is made, before the capture: like the
+        function's result, but with a row for each of the largest bucket (`graphs.buckets`).
+        """
+        plan = self.graphs.plans[bucket]
+        result = self.function(plan)
+        if self.result is None:
+            self.result = result.new_empty((self.graphs.buckets[-1], *result.shape[1:]))
+        target = self.result[:bucket]
+        # The copy is part of the graph: without it, each graph would leave its result elsewhere.
+        self.captured[bucket], _ = capture(
+            lambda: target.copy_(self.function(plan)), self.graphs.pool
+        )
 
     @torch.inference_mode()
     def __call__(self, plan: StepPlan) -> Tensor:
-        """What `function(plan)` gives, `[N, ...]`; valid until the next call."""
+        """What `function(plan)` gives, `[N, ...]` with a row for each of the plan's N rows.
+
+        `graphs.load(plan)` puts the step where its graph reads it, and answers with its bucket
+        or None. If that bucket was captured its graph is replayed, and the real rows of
+        `self.result` are the answer, without the padding: valid until the next call. Otherwise
+        the function itself is called with the plan.
+        """
         bucket = self.graphs.load(plan)
         if bucket not in self.captured:
             return self.function(plan)
         self.captured[bucket].replay()
         assert self.result is not None, "it is there once something was captured"
         return self.result[: plan.num_decodes]
-
-    @torch.inference_mode()
-    def capture(self, bucket: int) -> None:
-        """Capture the function for the steps of one bucket."""
-        plan = self.graphs.plans[bucket]
-        # Once without: kernels are compiled and libraries take their memory at the first call.
-        result = self.function(plan)
-        if self.result is None:
-            shape = (self.graphs.buckets[-1], *result.shape[1:])
-            self.result = torch.empty(shape, dtype=result.dtype, device=result.device)
-        target = self.result[:bucket]
-        self.captured[bucket], _ = capture(
-            lambda: target.copy_(self.function(plan)), self.graphs.pool
-        )

@@ -92,17 +92,57 @@ def load_tile(cache, slots, mask, head, WIDTH: tl.constexpr, D: tl.constexpr, DI
 def softmax_step(scores, values, best, total, acc, PRECISION: tl.constexpr):
     """Take one more tile of keys into a running softmax, in powers of two.
 
-    `scores [Q, KEYS]` (-inf: not seen), `values [KEYS, D]`; so far: `best [Q]` the largest
-    score, `total [Q]` the sum of 2^(score - best), `acc [Q, D]` the sum of that times value.
-    A larger score found later makes all that came before smaller by one factor.
-    Source: Milakov and Gimelshein 2018, arXiv 1805.02867.
+    `scores [Q, KEYS]` (-inf: not seen; each query sees a key), `values [KEYS, D]`. So far:
+    `best [Q]` the largest score, `total [Q]` the sum of 2^(score - best), `acc [Q, D]` the sum of
+    2^(score - best) * value, all float32. Returns the three with the tile taken in; nothing so
+    far is -inf, 0, 0. Scores 1 1 of values 2 4, then score 3 of value 5: best 1, total 2, acc 6,
+    then best 3, total 2/4 + 1 = 1.5, acc 6/4 + 5 = 6.5.
+    Products of tiles: `tl.dot(a, b, c, input_precision=PRECISION)` is a @ b + c, with a and b of
+    one type. Source: Milakov and Gimelshein 2018, arXiv 1805.02867.
     """
+    # A larger score found now makes all that came before smaller by one factor.
     new_best = tl.maximum(best, tl.max(scores, axis=1))
     shrink = tl.exp2(best - new_best)
     weights = tl.exp2(scores - new_best[:, None])
     total = total * shrink + tl.sum(weights, axis=1)
     acc = acc * shrink[:, None]
     acc = tl.dot(weights.to(values.dtype), values, acc, input_precision=PRECISION)
+    return new_best, total, acc
+
+
+@triton.jit
+def attend_tile(
+    queries, k_cache, v_cache, table, positions, mask, seen, head, scale, best, total, acc,
+    BLOCK_SIZE: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr, DIMS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Take the keys and values at `positions` of one request into a running softmax.
+
+    `queries [Q, DIMS]`; `table`, `mask` as in `slots_of`, `head`, WIDTH, D, DIMS as in
+    `load_tile`. A score is query * key * scale * LOG2_E, and -inf where `seen [1 or Q, KEYS]` is
+    0. Returns `best`, `total`, `acc` as `softmax_step` does.
+    """
+    slots = slots_of(table, positions, mask, BLOCK_SIZE)
+    keys = load_tile(k_cache, slots, mask, head, WIDTH, D, DIMS)
+    scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * (scale * LOG2_E)
+    scores = tl.where(seen, scores, float("-inf"))
+    values = load_tile(v_cache, slots, mask, head, WIDTH, D, DIMS)
+    return softmax_step(scores, values, best, total, acc, PRECISION)
+
+
+@triton.jit
+def merge_parts(best, total, acc, part_best, part_total, part_acc):
+    """Put two parts of one softmax together, which were made of different keys.
+
+    Each is the largest score, the sum of 2^(score - largest), and the sum of that times value
+    (`[D]`), as from `softmax_step`; the first may be of no key: -inf, 0, 0. Returns the three of
+    all keys. Parts (1, 2, 6) and (3, 1, 5) are (3, 1.5, 6.5).
+    Source: Dao et al. 2023, "Flash-Decoding for long-context inference".
+    """
+    new_best = tl.maximum(best, part_best)
+    shrink, part_shrink = tl.exp2(best - new_best), tl.exp2(part_best - new_best)
+    total = total * shrink + part_total * part_shrink
+    acc = acc * shrink + part_acc * part_shrink
     return new_best, total, acc
 
 
@@ -137,12 +177,10 @@ def _attend_kernel(
     for first in tl.range(start, end, KEYS, num_stages=STAGES):
         positions = first + tl.arange(0, KEYS)
         mask = positions < end
-        slots = slots_of(table, positions, mask, BLOCK_SIZE)
-        keys = load_tile(k_cache, slots, mask, head, K * D, D, DIMS)
-        scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * (scale * LOG2_E)
-        scores = tl.where(mask[None, :], scores, float("-inf"))
-        values = load_tile(v_cache, slots, mask, head, K * D, D, DIMS)
-        best, total, acc = softmax_step(scores, values, best, total, acc, PRECISION)
+        best, total, acc = attend_tile(
+            queries, k_cache, v_cache, table, positions, mask, mask[None, :], head, scale,
+            best, total, acc, BLOCK_SIZE, K * D, D, DIMS, PRECISION,
+        )  # fmt: skip
     # 4. The answer, or this split's part of it.
     if num_keys <= size:
         row = out + request.to(tl.int64) * (K * G * D)
@@ -172,13 +210,9 @@ def _combine_kernel(
     acc = tl.zeros([DIMS], tl.float32)
     for split in range(num_splits):
         part = (first + split) * H + head
-        part_max = tl.load(part_best + part)
-        new_best = tl.maximum(best, part_max)
-        shrink, grow = tl.exp2(best - new_best), tl.exp2(part_max - new_best)
-        total = total * shrink + tl.load(part_total + part) * grow
         values = tl.load(part_acc + part.to(tl.int64) * D + dims, mask=dims < D, other=0.0)
-        acc = acc * shrink + values * grow
-        best = new_best
+        part_max, part_sum = tl.load(part_best + part), tl.load(part_total + part)
+        best, total, acc = merge_parts(best, total, acc, part_max, part_sum, values)
     row = out + (request.to(tl.int64) * H + head) * D
     tl.store(row + dims, acc / total, mask=dims < D)
 

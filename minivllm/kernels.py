@@ -29,9 +29,10 @@ TILE = 1024
 
 @triton.jit
 def tile_places(tile, size, TILE: tl.constexpr):
-    """The places of tile number `tile`, and which of them are below `size`.
+    """The places of tile number `tile` (from 0), and a mask of those that are below `size`.
 
-    Tile 1 of 4 places, size 6: places 4 5 6 7, mask 1 1 0 0.
+    Both are blocks of TILE numbers, TILE a power of two. Of 6 places in tiles of 4, tile 1 has
+    the places 4 5 6 7 with the mask 1 1 0 0. Changes nothing, and reads no memory.
     """
     places = tile * TILE + tl.arange(0, TILE)
     return places, places < size
@@ -39,10 +40,14 @@ def tile_places(tile, size, TILE: tl.constexpr):
 
 @triton.jit
 def slots_of(table, positions, mask, BLOCK_SIZE: tl.constexpr):
-    """The slots of `positions` of the requests whose block tables begin at `table` (int64).
+    """The slots of a block of `positions`, int64: block id * BLOCK_SIZE + place in the block.
 
-    `table` is a pointer for all or one for each; blocks [7, 3] of 16: position 17 is slot 49.
+    `table` points at the first entry (int32) of a request's block table: one pointer for all
+    positions, or a block of pointers, one for each. Table [7, 3], blocks of 16: position 17 is
+    place 1 of block 3, slot 49. Where `mask` is 0 no entry is read, and any slot will do. A cache
+    may have more than 2^31 slots, although the ids are below 2^31.
     """
+    # The ids are widened before the product, which would not fit into 32 bits.
     block_ids = tl.load(table + positions // BLOCK_SIZE, mask=mask, other=0).to(tl.int64)
     return block_ids * BLOCK_SIZE + positions % BLOCK_SIZE
 
@@ -51,11 +56,16 @@ def slots_of(table, positions, mask, BLOCK_SIZE: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
-def _slot_mapping_kernel(
+def slot_mapping_kernel(
     block_tables, owners, positions, slots, num_tokens, table_stride,
     BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """block_tables[owners, positions // B] * B + positions % B; a program does TILE tokens."""
+    """slots[t] = the slot of position `positions[t]` of the request in row `owners[t]`.
+
+    `owners`, `positions`, `slots` point at `num_tokens` int64 each; row r of the block tables
+    begins `table_stride` entries (int32) behind row r - 1. Program j does tile j of the tokens,
+    and writes to no slot behind the last one.
+    """
     tokens, mask = tile_places(tl.program_id(0), num_tokens, TILE)
     owner = tl.load(owners + tokens, mask=mask, other=0).to(tl.int64)
     position = tl.load(positions + tokens, mask=mask, other=0)
@@ -68,7 +78,7 @@ def slot_mapping(
 ) -> Tensor:
     """Where in the cache each token's key and value live: int64 `[T]`; see `ops.slot_mapping`."""
     slots = torch.empty(len(positions), dtype=torch.int64, device=positions.device)
-    _slot_mapping_kernel[(triton.cdiv(len(positions), TILE),)](
+    slot_mapping_kernel[(triton.cdiv(len(positions), TILE),)](
         block_tables, owners, positions, slots, len(positions), block_tables.stride(0),
         BLOCK_SIZE=block_size, TILE=TILE,
     )  # fmt: skip
@@ -79,7 +89,7 @@ def slot_mapping(
 
 
 @triton.jit
-def _store_kv_kernel(
+def store_kv_kernel(
     k, v, k_cache, v_cache, slots, k_stride, v_stride, WIDTH: tl.constexpr, TILE: tl.constexpr
 ):
     """k_cache[slots[t]] = k[t], v_cache[slots[t]] = v[t]; program t does token t, all heads."""
@@ -96,7 +106,7 @@ def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
     """Write `k, v [T, K, D]` into the slots `slot_mapping [T]` of the caches, in place; see
     `ops.store_kv`. The heads of a token must lie one after the other, the tokens need not."""
     width = k.shape[1] * k.shape[2]
-    _store_kv_kernel[(len(k),)](
+    store_kv_kernel[(len(k),)](
         k, v, k_cache, v_cache, slot_mapping, k.stride(0), v.stride(0),
         WIDTH=width, TILE=triton.next_power_of_2(width),
     )  # fmt: skip
@@ -112,8 +122,14 @@ def scale_to_rms_1(x, eps, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _rms_norm_kernel(x, weight, out, eps, SIZE: tl.constexpr, TILE: tl.constexpr):
-    """weight * x / sqrt(mean(x * x) + eps); program t does row t."""
+def rms_norm_kernel(x, weight, out, eps, SIZE: tl.constexpr, TILE: tl.constexpr):
+    """out = weight * x / sqrt(mean(x * x) + eps), row by row: program t does row t.
+
+    `x` and `out` point at rows of SIZE numbers that lie one after the other, `weight` at SIZE
+    numbers; TILE is a power of two, SIZE or more. Read in any type, computed in float32, rounded
+    to the type of `out` before the product with the weight, as Llama does. Row [3, 4], weight
+    [1, 10], eps 0: [0.85, 11.3].
+    """
     row = tl.program_id(0).to(tl.int64) * SIZE
     places, mask = tile_places(0, SIZE, TILE)
     wide = tl.load(x + row + places, mask=mask, other=0.0).to(tl.float32)
@@ -126,7 +142,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Root mean square 1 along the last axis, times `weight`; see `ops.rms_norm`."""
     x = x.contiguous()
     out, size = torch.empty_like(x), x.shape[-1]
-    _rms_norm_kernel[(x.numel() // size,)](
+    rms_norm_kernel[(x.numel() // size,)](
         x, weight, out, eps, SIZE=size, TILE=triton.next_power_of_2(size)
     )
     return out
@@ -134,7 +150,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 @triton.jit
 def _add_rms_norm_kernel(x, y, weight, total, out, eps, SIZE: tl.constexpr, TILE: tl.constexpr):
-    """total = x + y, then as `_rms_norm_kernel`; program t does row t."""
+    """total = x + y, then as `rms_norm_kernel`; program t does row t."""
     row = tl.program_id(0).to(tl.int64) * SIZE
     places, mask = tile_places(0, SIZE, TILE)
     a = tl.load(x + row + places, mask=mask, other=0.0).to(tl.float32)

@@ -12,8 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minivllm.decode_attention import LOG2_E, MIN_SIDE, load_tile, softmax_step
-from minivllm.kernels import slots_of
+from minivllm.decode_attention import MIN_SIDE, attend_tile
 
 QUERIES = 64  # rows of a tile: new tokens times the heads of a group
 KEYS = 64  # of a tile
@@ -61,13 +60,12 @@ def _attend_kernel(
     for first in tl.range(0, end, KEYS, num_stages=STAGES):
         key_positions = first + tl.arange(0, KEYS)
         mask = key_positions < end
-        slots = slots_of(table, key_positions, mask, BLOCK_SIZE)
-        keys = load_tile(k_cache, slots, mask, head, K * D, D, DIMS)
-        scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * (scale * LOG2_E)
-        # Row 0 always sees key 0: no row is all -inf, which would be NaN.
-        scores = tl.where(key_positions[None, :] <= positions[:, None], scores, float("-inf"))
-        values = load_tile(v_cache, slots, mask, head, K * D, D, DIMS)
-        best, total, acc = softmax_step(scores, values, best, total, acc, PRECISION)
+        # Every row sees key 0: none is all -inf, which would be NaN.
+        causal = key_positions[None, :] <= positions[:, None]
+        best, total, acc = attend_tile(
+            queries, k_cache, v_cache, table, key_positions, mask, causal, head, scale,
+            best, total, acc, BLOCK_SIZE, K * D, D, DIMS, PRECISION,
+        )  # fmt: skip
     # 3. The answer.
     places = token_ids[:, None] * (K * G * D) + heads[:, None] * D + dims[None, :]
     tl.store(out + places, acc / total[:, None], mask=seen)

@@ -37,6 +37,7 @@ TABLE: list[tuple[str, int, int | None]] = [
     ("weights", 2, None),  # fills a model, so it comes after it
     ("cpu_vectors", 2, None),
     ("cpu_kernels", 2, None),
+    ("cpu_attention", 2, None),
     ("cpu_layers", 2, None),
     ("cpu_ops", 2, None),
     ("packed", 2, None),

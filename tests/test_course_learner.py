@@ -14,7 +14,7 @@ from tiny_checkpoint import make_checkpoint
 from toy_course import HOME, git
 
 from course import exercises as ex
-from course import sandbox
+from course import forks, sandbox
 from course.mistakes import read_mistakes
 from course.notebooks import as_text, read_notebook, write_notebook
 
@@ -78,6 +78,13 @@ def allocate(self, request: Request, num_tokens: int, keep_watermark: bool = Fal
     request.block_table.extend(self.pool.allocate(more))
     return True''',
 }
+
+
+@pytest.fixture(autouse=True)
+def no_forks(monkeypatch):
+    """Kernels and checks start as a learner's do."""
+    monkeypatch.delenv(forks.FOLDER, raising=False)
+    monkeypatch.delenv("JUPYTER_PATH", raising=False)  # where the kernels are that are forks
 
 
 @pytest.fixture(scope="module")

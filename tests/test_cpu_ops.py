@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -200,6 +202,19 @@ def test_kernels_use_as_many_threads_as_torch(monkeypatch: pytest.MonkeyPatch) -
     assert cpu_ops.num_threads() == 1 == numba.get_num_threads()
     monkeypatch.setattr(torch, "get_num_threads", lambda: 10**6)
     assert cpu_ops.num_threads() == numba.config.NUMBA_NUM_THREADS
+
+
+@needs_kernels
+def test_compiled_code_is_renewed_with_the_files_it_calls() -> None:
+    """The digests that stand for the called file are those of its text as it is."""
+    for module, name, called in (
+        (cpu_ops.cpu_kernels, "VECTORS", "cpu_vectors"),
+        (cpu_ops.cpu_layers, "KERNELS", "cpu_kernels"),
+        (cpu_ops.cpu_attention, "KERNELS", "cpu_kernels"),
+    ):
+        text = (Path(cpu_ops.__file__).parent / f"{called}.py").read_text(encoding="utf-8")
+        digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+        assert getattr(module, name) == digest, f'write {name} = "{digest}" in {module.__name__}'
 
 
 # -- the real model --

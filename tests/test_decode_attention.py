@@ -1,8 +1,13 @@
 """Paged attention of one new token per request against float64: on a GPU if there is one, else in
-Triton's interpreter."""
+Triton's interpreter.
+
+The tests with an `exercise` mark are checks of notebook 07; what a failed assert says is the hint
+a learner reads.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from importlib.util import find_spec
@@ -18,12 +23,141 @@ if find_spec("triton") is None:
     pytest.skip("Triton is not installed (pip install triton; Linux only)", allow_module_level=True)
 
 sys.path.insert(0, str(Path(__file__).parent))
+from kernel_calls import DEVICE, attend_tile, merge_parts, softmax_step
 from paged_batch import PagedBatch, exact_attention, far_memory
 
 from minivllm import ops
 from minivllm.decode_attention import KEYS, Plan, decode_attention, num_items
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+INF = math.inf
+
+# -- the helpers: a running softmax --
+
+
+@pytest.mark.exercise("decode_attention.softmax_step")
+def test_the_first_tile_stands_for_itself() -> None:
+    """Nothing so far is -inf, 0, 0."""
+    assert softmax_step([1.0, 1.0], [2.0, 4.0], -INF, 0.0, 0.0) == (1.0, 2.0, 6.0), (
+        "two scores of 1: each weighs 2^(1 - 1) = 1, so the total is 2 and acc 2 + 4"
+    )
+    assert softmax_step([3.0, 1.0], [8.0, 4.0], -INF, 0.0, 0.0) == (3.0, 1.25, 9.0), (
+        "score 1 weighs 2^(1 - 3) = 1/4 beside score 3: powers of two, relative to the largest"
+    )
+
+
+@pytest.mark.exercise("decode_attention.softmax_step")
+def test_a_larger_score_shrinks_what_came_before() -> None:
+    """From best 1 to best 3: total and acc become a quarter."""
+    assert softmax_step([3.0], [5.0], 1.0, 2.0, 6.0) == (3.0, 1.5, 6.5), (
+        "the best score rises by 2: 2 / 4 + 1 and 6 / 4 + 5. Do total and acc both shrink?"
+    )
+
+
+@pytest.mark.exercise("decode_attention.softmax_step")
+def test_a_smaller_score_leaves_the_best() -> None:
+    """Score 1 beside best 3 weighs a quarter."""
+    assert softmax_step([1.0], [8.0], 3.0, 1.0, 4.0) == (3.0, 1.25, 6.0), (
+        "the best score so far is 3, and the tile's is 1: which of them is the new best?"
+    )
+
+
+@pytest.mark.exercise("decode_attention.softmax_step")
+def test_each_query_has_a_best_of_its_own() -> None:
+    """One tile: for the first query larger, for the second smaller than what came before."""
+    state = softmax_step([[3.0], [1.0]], [8.0], [1.0, 3.0], [2.0, 1.0], [4.0, 4.0])
+    assert state == ([3.0, 3.0], [1.5, 1.25], [9.0, 6.0]), (
+        "two queries, one row each: along which axis do you take the largest and the sum?"
+    )
+
+
+@pytest.mark.exercise("decode_attention.softmax_step")
+def test_large_scores_give_no_infinity() -> None:
+    """2^1000 is beyond float32; 2^(1000 - 1000) is not."""
+    assert softmax_step([1000.0], [3.0], 990.0, 1.0, 2.0) == (1000.0, 1.001, 3.002), (
+        "2^1000 is infinite: is every power relative to the best score?"
+    )
+
+
+@pytest.mark.exercise("decode_attention.softmax_step")
+def test_values_may_have_fewer_bits_than_weights() -> None:
+    """Values in float16, the state in float32."""
+    state = softmax_step([3.0], [5.0], 1.0, 2.0, 6.0, dtype=torch.float16)
+    assert state == (3.0, 1.5, 6.5), "tl.dot wants both tiles in one type: that of the values"
+
+
+# -- the helpers: a tile of a paged cache --
+
+LN_3 = math.log(3.0)  # e^LN_3 is 3: such a key weighs three times as much as a key 0
+
+
+@pytest.mark.exercise("decode_attention.attend_tile")
+def test_scores_are_powers_of_e() -> None:
+    """Weights 1 and 3 of the values 0 and 4."""
+    assert attend_tile([1.0], [0.0, LN_3], [0.0, 4.0], [2], 2) == [3.0], (
+        "weights e^0 = 1 and e^1.0986 = 3 of the values 0 and 4: softmax_step takes powers of two"
+    )
+    assert attend_tile([1.0], [0.0, 4 * LN_3], [0.0, 4.0], [2], 2, scale=0.25) == [3.0], (
+        "every score is multiplied by `scale`"
+    )
+
+
+@pytest.mark.exercise("decode_attention.attend_tile")
+def test_keys_are_found_through_the_block_table() -> None:
+    """Positions 0 and 1 lie in block 2, position 2 in block 0; equal keys give the mean."""
+    assert attend_tile([1.0], [0.0] * 3, [0.0, 1.0, 2.0], [2, 0], 2) == [1.0], (
+        "the mean of the values 0, 1, 2, in blocks 2 and 0: do you read slots, or positions?"
+    )
+    assert attend_tile([1.0], [0.0, LN_3], [0.0, 4.0], [1], 2, head=1) == [3.0], (
+        "the second head's keys lie behind the first one's"
+    )
+
+
+@pytest.mark.exercise("decode_attention.attend_tile")
+def test_a_key_that_is_not_seen_weighs_nothing() -> None:
+    """Two queries: the first sees two keys, the second all three."""
+    out = attend_tile(
+        [1.0, 1.0], [0.0] * 3, [0.0, 1.0, 5.0], [2, 0], 2, seen=[[1, 1, 0], [1, 1, 1]]
+    )
+    assert out == [0.5, 2.0], (
+        "(0 + 1) / 2 and (0 + 1 + 5) / 3: which score has a weight of 0? It is not 0"
+    )
+
+
+@pytest.mark.exercise("decode_attention.attend_tile")
+def test_a_tile_goes_on_where_the_last_one_ended() -> None:
+    """One key of score 0 and value 0 came before."""
+    assert attend_tile([1.0], [LN_3], [4.0], [0], 2, before=(0.0, 1.0, 0.0)) == [3.0], (
+        "weight 1 of the value 0 came before, now weight 3 of the value 4: is the state handed on?"
+    )
+
+
+# -- the helpers: parts --
+
+
+@pytest.mark.exercise("decode_attention.merge_parts")
+def test_two_parts_are_what_one_pass_gives() -> None:
+    """Scores 1 1 of values 2 4 in one part, score 3 of value 5 in the other."""
+    assert merge_parts((1.0, 2.0, 6.0), (3.0, 1.0, 5.0)) == (3.0, 1.5, 6.5), (
+        "the best of both is 3: the first part shrinks by 2^(1 - 3), to 2 / 4 and 6 / 4"
+    )
+    assert merge_parts((3.0, 1.0, 5.0), (1.0, 2.0, 6.0)) == (3.0, 1.5, 6.5), (
+        "now the second part has the smaller best: does it shrink, too?"
+    )
+
+
+@pytest.mark.exercise("decode_attention.merge_parts")
+def test_a_part_of_no_key_changes_nothing() -> None:
+    """-inf, 0, 0 is where the sum begins."""
+    assert merge_parts((-INF, 0.0, 0.0), (3.0, 1.0, 5.0)) == (3.0, 1.0, 5.0)
+
+
+@pytest.mark.exercise("decode_attention.merge_parts")
+def test_parts_with_large_scores_give_no_infinity() -> None:
+    """Their powers are relative to the larger best."""
+    assert merge_parts((1000.0, 1.0, 3.0), (990.0, 1.0, 2.0)) == (1000.0, 1.001, 3.002), (
+        "2^1000 is infinite: is every power relative to the best of both?"
+    )
+
 
 # -- the plan --
 

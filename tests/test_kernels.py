@@ -1,5 +1,9 @@
 """Every kernel of a step against its twin in `ops`: on a GPU if there is one, else in Triton's
-interpreter."""
+interpreter.
+
+The tests with an `exercise` mark are checks of notebook 07; what a failed assert says is the hint
+a learner reads.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +23,11 @@ if find_spec("triton") is None:
     pytest.skip("Triton is not installed (pip install triton; Linux only)", allow_module_level=True)
 
 sys.path.insert(0, str(Path(__file__).parent))
+from kernel_calls import DEVICE, rms_norm_kernel, slot_mapping_kernel, slots_of, tile_places
 from paged_batch import far_memory
 
 from minivllm import kernels, ops
 from minivllm.model_config import RopeConfig
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -48,7 +51,98 @@ def on_device(values: Any, dtype: torch.dtype | None = None) -> Tensor:
     return torch.tensor(values, dtype=dtype, device=DEVICE)
 
 
+# -- tiles and masks --
+
+
+@pytest.mark.exercise("kernels.tile_places")
+def test_a_tile_begins_where_the_one_before_it_ended() -> None:
+    """Tiles of 4 begin at 0, 4, 8."""
+    assert tile_places(0, 12, 4) == ([0, 1, 2, 3], [1, 1, 1, 1])
+    assert tile_places(2, 12, 4) == ([8, 9, 10, 11], [1, 1, 1, 1]), (
+        "tile 2 of 4 places each begins at place 8: what do tiles 0 and 1 have?"
+    )
+    assert tile_places(1, 99, 16)[0] == list(range(16, 32)), (
+        "tile 1 of 16 places begins at place 16: is a tile size written into your code?"
+    )
+
+
+@pytest.mark.exercise("kernels.tile_places")
+def test_the_mask_is_1_at_places_below_the_size() -> None:
+    """Of 6 places the last is 5."""
+    assert tile_places(1, 6, 4) == ([4, 5, 6, 7], [1, 1, 0, 0]), (
+        "places 4 and 5 are below 6, places 6 and 7 are not: what do you compare with the size?"
+    )
+    assert tile_places(0, 6, 8) == (list(range(8)), [1, 1, 1, 1, 1, 1, 0, 0])
+    assert tile_places(1, 4, 4)[1] == [0, 0, 0, 0], "a tile behind the end has no place"
+
+
 # -- slot mapping --
+
+
+@pytest.mark.exercise("kernels.slots_of")
+def test_a_slot_is_block_id_times_block_size_plus_place() -> None:
+    """Table [7, 3], blocks of 16: position 17 is place 1 of block 3."""
+    assert slots_of([7, 3], [17], 16) == [49], (
+        "position 17 is place 1 of block 3, and 3 blocks of 16 lie before it: slot 49"
+    )
+    assert slots_of([7, 3], [0, 15, 16], 16) == [112, 127, 48], (
+        "position 15 is the last of the table's first block, 16 the first of its second"
+    )
+    assert slots_of([2, 0, 5], [0, 1, 4, 5], 2) == [4, 5, 10, 11], "blocks of 2, not of 16"
+
+
+@pytest.mark.exercise("kernels.slots_of")
+def test_each_position_may_have_a_table_of_its_own() -> None:
+    """A block of pointers, one for each position."""
+    assert slots_of([[7, 3], [2, 5]], [17, 17], 16) == [49, 81]
+
+
+@pytest.mark.exercise("kernels.slots_of")
+def test_a_slot_may_be_past_two_to_the_31() -> None:
+    """Ids are 32 bits wide, and their product with the block size needs more."""
+    assert slots_of([5, 2**31 - 1], [31], 16) == [(2**31 - 1) * 16 + 15], (
+        "the product of id and block size needs 64 bits: is the id int64 before you multiply?"
+    )
+
+
+@pytest.mark.exercise("kernels.slots_of")
+def test_no_entry_is_read_where_the_mask_is_0() -> None:
+    """The 5 places behind these 3 positions have no entry in any table."""
+    assert slots_of([7, 3], [0, 1, 2], 16) == [112, 113, 114]
+
+
+@pytest.mark.exercise("kernels.slot_mapping_kernel")
+def test_each_token_looks_into_its_owners_table() -> None:
+    """Rows [7, 3] and [2, 5]; one program."""
+    slots = slot_mapping_kernel([[7, 3], [2, 5]], [0, 0, 0, 1], [0, 15, 16, 17], 16)
+    assert slots == [112, 127, 48, 81], (
+        "token 3 is row 1's: how many entries lie between the first ones of two rows?"
+    )
+
+
+@pytest.mark.exercise("kernels.slot_mapping_kernel")
+def test_each_program_does_the_tile_of_its_number() -> None:
+    """8 tokens, 4 for each of 2 programs."""
+    slots = slot_mapping_kernel([[1], [0]], [0, 1] * 4, [0, 0, 1, 1, 2, 2, 3, 3], 4)
+    assert slots == [4, 0, 5, 1, 6, 2, 7, 3], (
+        "-1: nobody wrote there. Which tile does program 1 do?"
+    )
+
+
+@pytest.mark.exercise("kernels.slot_mapping_kernel")
+def test_nothing_behind_the_last_token_is_touched() -> None:
+    """5 tokens in tiles of 4: the second program has 1 token and 3 masked places."""
+    slots = slot_mapping_kernel([[1], [0]], [0, 1, 0, 1, 0], [0, 0, 1, 1, 2], 4)
+    assert slots == [4, 0, 5, 1, 6]
+
+
+@pytest.mark.exercise("kernels.slot_mapping_kernel")
+def test_rows_of_the_block_tables_may_lie_apart() -> None:
+    """Two columns of a table of three: the rows begin 3 entries apart."""
+    tables = on_device([[7, 3, 90], [2, 5, 91]], torch.int32)[:, :2]
+    assert slot_mapping_kernel(tables, [1, 1], [0, 16], 16) == [32, 80], (
+        "rows may be wider than what is in use: `table_stride` says how far apart they begin"
+    )
 
 
 def test_slot_is_block_id_times_block_size_plus_offset() -> None:
@@ -98,10 +192,11 @@ HEADS = [(3, 64), (6, 96), (1, 80), (2, 128), (4, 256)]  # key/value heads, head
 
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 def test_store_kv_is_the_plain_one(heads: tuple[int, int]) -> None:
-    """Widths that are no power of two, views of merged rows, slots in any order; bit for bit."""
+    """Widths that are no power of two, keys by themselves and values as a view of merged rows,
+    slots in any order; bit for bit."""
     num_heads, head_dim = heads
     rows = random(5, 3 * num_heads, head_dim).to(DEVICE)  # queries, keys, values
-    k, v = rows[:, num_heads : 2 * num_heads], rows[:, 2 * num_heads :]
+    k, v = rows[:, num_heads : 2 * num_heads].contiguous(), rows[:, 2 * num_heads :]
     slots = torch.tensor([17, 0, 5, 16, 31])
     caches = [torch.zeros(2, 2, 16, num_heads, head_dim, device=d) for d in (DEVICE, "cpu")]
     kernels.store_kv(k, v, caches[0][0], caches[0][1], slots.to(DEVICE))
@@ -123,6 +218,45 @@ def test_store_kv_reaches_past_two_to_the_31_numbers(tmp_path: Path) -> None:
 
 
 # -- layers --
+
+
+@pytest.mark.exercise("kernels.rms_norm_kernel")
+def test_every_row_is_scaled_by_its_own_root_mean_square() -> None:
+    """[3, 4] has root mean square 3.5355, [-30, 40] has 35.355."""
+    rows = rms_norm_kernel([[3.0, 4.0], [-30.0, 40.0]], [1.0, 10.0], 0.0, TILE=2)
+    assert rows == [[0.8485, 11.3137], [-0.8485, 11.3137]], (
+        "3 / 3.5355 * 1 and 4 / 3.5355 * 10, for each row alone: which row does program 1 do?"
+    )
+
+
+@pytest.mark.exercise("kernels.rms_norm_kernel")
+def test_masked_places_do_not_count() -> None:
+    """Three numbers in a tile of four: the mean of their squares is 4, and not 3."""
+    rows = rms_norm_kernel([[2.0, 2.0, -2.0]] * 2, [1.0, 1.0, 1.0], 0.0, TILE=4)
+    assert rows == [[1.0, 1.0, -1.0]] * 2, (
+        "SIZE is 3 and TILE is 4: does a masked place add to the sum, or to the count?"
+    )
+
+
+@pytest.mark.exercise("kernels.rms_norm_kernel")
+def test_squares_are_summed_in_float32() -> None:
+    """300 * 300 is more than float16 can hold."""
+    rows = rms_norm_kernel([[300.0, 400.0]], [1.0, 1.0], 0.0, TILE=2, dtype=torch.float16)
+    assert rows == [[0.8486, 1.1318]], (
+        "300 * 300 is infinite in float16: is the row float32 before it is squared?"
+    )
+
+
+@pytest.mark.exercise("kernels.rms_norm_kernel")
+def test_the_weight_comes_after_rounding() -> None:
+    """1.13137 is 1159 / 1024 in float16: times 1.75 that is 1.9805, unrounded it is 1.9795."""
+    rows = rms_norm_kernel([[3.0, 4.0]], [1.0, 1.75], 0.0, TILE=2, dtype=torch.float16)
+    assert rows == [[0.8486, 1.9805]], (
+        "one step of float16 off: is it rounded to the type of `out` before the weight?"
+    )
+    assert rms_norm_kernel([[1.0, -1.0]], [1.0, 1.0], 3.0, TILE=2) == [[0.5, -0.5]], (
+        "eps is added to the mean square: 1 / sqrt(1 + 3)"
+    )
 
 
 def test_rms_norm_has_root_mean_square_one_before_the_weight() -> None:
@@ -177,11 +311,12 @@ def test_add_rms_norm_is_the_plain_one(shape: tuple[int, int]) -> None:
 
 
 def test_add_rms_norm_normalises_the_sum_as_it_is_stored() -> None:
-    """2048 + 1 is 2048 in float16: the norm of [2048, 0] is [1.414, 0] times the weight."""
-    x, y = on_device([[2048.0, 0.0]], torch.float16), on_device([[1.0, 0.0]], torch.float16)
-    weight = torch.full((2,), 1024.0, dtype=torch.float16, device=DEVICE)
-    total, out = kernels.add_rms_norm(x, y, weight, eps=0.0)
-    assert total.tolist() == [[2048.0, 0.0]] and out.tolist() == [[1448.0, 0.0]]
+    """2048 + 1 is 2048 in float16: the norm of [2048, 1968] ends in 2007 / 2048; that of
+    [2049, 1968] would end in 2006 / 2048."""
+    x, y = on_device([[2048.0, 1968.0]], torch.float16), on_device([[1.0, 0.0]], torch.float16)
+    total, out = kernels.add_rms_norm(x, y, torch.ones_like(x[0]), eps=0.0)
+    assert total.tolist() == [[2048.0, 1968.0]]
+    assert out.tolist() == [[2088 / 2048, 2007 / 2048]]
 
 
 def test_silu_mul_gates_the_second_half_by_the_first() -> None:

@@ -127,12 +127,13 @@ def test_impossible_tokens_are_never_drawn() -> None:
 
 
 def test_a_row_of_nan_gets_a_valid_token_and_disturbs_no_other() -> None:
-    """Greedy and random; one NaN alone is not drawn."""
-    logits = random(4, 100)
+    """Greedy and random, a whole tile and a part of one; one NaN alone is not drawn."""
+    vocab_size = TILE + 100
+    logits = random(4, vocab_size)
     good = run(logits, [0.0, 1.0], [1], [2]).tolist()
     logits[0], logits[1], logits[2, 7] = float("nan"), float("nan"), float("nan")
     given = run(logits, [0.0, 1.0], [1], [2]).tolist()
-    assert 0 <= given[0] < 100 and 0 <= given[1] < 100
+    assert 0 <= given[0] < vocab_size and 0 <= given[1] < vocab_size
     assert given[2] == logits[2].nan_to_num(-INF).argmax() and given[3] == good[3]
 
 

@@ -7,8 +7,9 @@ a folder of its own, and commands run there as a learner runs them.
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
+
+from course import forks
 
 HOME = Path(__file__).resolve().parents[1]
 
@@ -210,7 +211,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run `python COMMAND...` in the toy, on its package; `code` is what it must exit with."""
     result = subprocess.run(
-        [sys.executable, *command],
+        forks.command(*command),
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"} | variables,
         capture_output=True,

@@ -1,0 +1,156 @@
+"""The pictures of chapter 08: what launching costs, a tape and its memory, buckets, padding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from course.figures.common import (
+    GRID,
+    INK,
+    Picture,
+    fill,
+    key,
+    label,
+    legend,
+    new_axes,
+    picture,
+    speeds,
+    this_machine,
+    write,
+)
+from course.figures.ladder import find, ladder, provenance, recorded, timelines
+from minivllm.cuda_graphs import Call, tensors_in
+from minivllm.figures import PALETTE
+
+__all__ = [
+    "buckets",
+    "find",
+    "ladder",
+    "launches_and_work",
+    "places",
+    "provenance",
+    "recorded",
+    "speeds",
+    "tape",
+    "this_machine",
+    "timelines",
+]
+
+
+def launches_and_work(machines: Mapping[str, tuple[float, float]], title: str) -> Picture:
+    """For each machine the milliseconds to launch a step's operations one by one, and those to
+    read weights and cache once."""
+    figure, ax = new_axes(1.3 + 0.75 * len(machines))
+    for place, (launching, reading) in enumerate(machines.values()):
+        for offset, value, state in ((-0.2, launching, "prefill"), (0.2, reading, "decode")):
+            ax.barh(place + offset, value, 0.36, **fill(state))
+            ax.text(value, place + offset, f" {value:.3g} ms", fontsize=8, va="center", color=INK)
+    label(ax, title, "milliseconds a step (log scale)", "")
+    ax.set_xscale("log")
+    values = [value for pair in machines.values() for value in pair]
+    ax.set_xlim(min(values) / 3, max(values) * 4)
+    ax.set_yticks(range(len(machines)), machines)
+    ax.invert_yaxis()
+    legend(ax, [key("prefill", "host: launch everything"), key("decode", "memory: read it once")])
+    parts = [f"{name}: launch {a:.3g} ms, read {b:.3g} ms" for name, (a, b) in machines.items()]
+    return picture(figure, f"Bars of milliseconds a step. {'; '.join(parts)}.")
+
+
+def tape(calls: Sequence[Call], names: Mapping[str, Any], title: str) -> Picture:
+    """Which memory each call of a tape reads (r) and writes (w).
+
+    `names` are those of tensors that exist outside of the tape; all other memory is the tape's
+    own and gets numbers.
+    """
+    columns = {_memory(tensor): name for name, tensor in names.items()}
+    for call in calls:
+        for tensor in (*tensors_in((call.args, call.kwargs)), *call.results):
+            columns.setdefault(_memory(tensor), f"tape {len(columns) - len(names) + 1}")
+    figure, ax = new_axes(1.2 + 0.36 * len(calls))
+    places = {memory: place for place, memory in enumerate(columns)}
+    words = []
+    for row, call in enumerate(calls):
+        name = call.operation.overloadpacket.__name__
+        marks = _marks(call, places)
+        for place, mark in marks.items():
+            state = {"r": "free", "view": "waiting"}.get(mark, "decode")
+            ax.barh(row, 0.8, 0.7, left=place - 0.4, **fill(state))
+            write(ax, place, row, mark)
+        shown = ", ".join(f"{mark} {list(columns.values())[p]}" for p, mark in marks.items())
+        words.append(f"{name}: {shown}")
+    label(ax, title, "memory, by address", "call")
+    ax.set_xlim(-0.6, len(columns) - 0.4)
+    ax.set_ylim(len(calls) - 0.4, -0.6)
+    ax.set_xticks(range(len(columns)), columns.values())
+    ax.set_yticks(range(len(calls)), [c.operation.overloadpacket.__name__ for c in calls])
+    ax.grid(axis="x", color=GRID, linewidth=0.6)
+    legend(
+        ax, [key("free", "r: reads"), key("decode", "w: writes"), key("waiting", "view: no work")]
+    )
+    return picture(figure, f"Calls of a tape and the memory they use. {'; '.join(words)}.")
+
+
+def _memory(tensor: Any) -> int:
+    return int(tensor.untyped_storage().data_ptr())
+
+
+def _marks(call: Call, places: Mapping[int, int]) -> dict[int, str]:
+    """What the call does with which memory."""
+    if call.operation.is_view:
+        return {places[_memory(tensor)]: "view" for tensor in call.results}
+    marks = {places[_memory(tensor)]: "r" for tensor in tensors_in((call.args, call.kwargs))}
+    for tensor in call.results:
+        place = places[_memory(tensor)]
+        marks[place] = "r w" if place in marks and "copy" not in str(call.operation) else "w"
+    return marks
+
+
+def buckets(bucket_of: Mapping[int, int | None], title: str) -> Picture:
+    """The bucket that each batch size rides in, and the rows of padding above it; a batch size
+    without a bucket has a cross."""
+    figure, ax = new_axes(3.0)
+    sizes = list(bucket_of)
+    known = {size: bucket for size, bucket in bucket_of.items() if bucket is not None}
+    ax.bar(sizes, sizes, 1.0, color=PALETTE["decode"], linewidth=0)
+    padding = [bucket - size for size, bucket in known.items()]
+    look = {"facecolor": PALETTE["free"], "edgecolor": PALETTE["grid"], "hatch": "xxxx"}
+    ax.bar(list(known), padding, 1.0, bottom=list(known), linewidth=0, **look)
+    missing = [size for size in sizes if size not in known]
+    style: dict[str, Any] = {"marker": "x", "color": PALETTE["preempted"], "linestyle": "none"}
+    ax.plot(missing, missing, **style)
+    share = sum(padding) / sum(known.values())
+    label(ax, f"{title}: {share:.1%} of the rows computed are padding", "requests", "rows")
+    keys = [key("decode", "real rows", edgecolor=PALETTE["decode"]), key("free", "padding", **look)]
+    if missing:
+        keys += ax.plot([], [], label="no graph", **style)
+    legend(ax, keys)
+    worst = max(known, key=lambda size: (known[size] - size) / known[size])
+    alt = f"Rows over batch sizes {sizes[0]} to {sizes[-1]}. {share:.1%} padding in all; most at"
+    lost = f" Without a graph: {', '.join(map(str, missing))}." if missing else ""
+    return picture(figure, f"{alt} {worst} requests in a bucket of {known[worst]}.{lost}")
+
+
+def places(steps: Mapping[str, tuple[Sequence[int], Sequence[int], int]], nobody: int) -> Picture:
+    """The places of a bucket after some steps: each one's row and start. A step is (row_ids,
+    starts, real rows); a place behind the real rows that is not `nobody`'s is marked."""
+    figure, ax = new_axes(1.1 + 0.5 * len(steps))
+    words = []
+    for y, (name, (rows, starts, num_real)) in enumerate(steps.items()):
+        for x, (row, start) in enumerate(zip(rows, starts, strict=True)):
+            stale = x >= num_real and row != nobody
+            state = "decode" if x < num_real else "preempted" if stale else "free"
+            ax.barh(y, 0.9, 0.8, left=x - 0.45, **fill(state))
+            who = "nobody" if row == nobody else f"row {row}"
+            text = f"{who}, position {start}" + (" (stale)" if stale else "")
+            ax.text(
+                x, y, text, color="white" if stale else INK, fontsize=8, ha="center", va="center"
+            )
+        shown = [f"{row} at {start}" for row, start in zip(rows, starts, strict=True)]
+        words.append(f"{name}: {', '.join(shown)}, {num_real} of them real")
+    label(ax, "Where the graph reads its rows", "place in the bucket", "")
+    ax.set_xlim(-0.55, len(rows) - 0.45)
+    ax.set_ylim(len(steps) - 0.4, -0.6)
+    ax.set_xticks(range(len(rows)))
+    ax.set_yticks(range(len(steps)), steps)
+    return picture(figure, f"The places of a bucket; row {nobody} is nobody's. {'; '.join(words)}.")

@@ -1,0 +1,265 @@
+"""The pictures of chapter 07: tiles and masks, who touches which memory, softmax in pieces, the
+work list of a step, and recorded speeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from course.figures.common import (
+    INK,
+    Picture,
+    fill,
+    halo,
+    key,
+    label,
+    legend,
+    new_axes,
+    picture,
+    shade,
+    this_machine,
+    write,
+)
+from minivllm.timeline import count
+
+if TYPE_CHECKING:
+    from course.memory_watch import Access
+
+__all__ = [
+    "cache_map",
+    "cache_traffic",
+    "memory_map",
+    "parts",
+    "running_softmax",
+    "speeds",
+    "this_machine",
+    "tiles",
+    "work_list",
+]
+
+# -- tiles, masks, memory ------------------------------------------------------------------------
+
+
+def tiles(found: Sequence[tuple[Sequence[int], Sequence[int]]], size: int) -> Picture:
+    """The places of each program's tile: those that its mask lets through, and the others."""
+    figure, ax = new_axes(1.2 + 0.4 * len(found))
+    for program, (places, mask) in enumerate(found):
+        for place, real in zip(places, mask, strict=True):
+            style = fill("decode" if real else "free") | ({} if real else {"hatch": "xxx"})
+            ax.barh(program, 0.9, 0.7, left=place - 0.45, **style)
+            write(ax, place, program, str(place), path_effects=halo())
+    ax.axvline(size - 0.5, color=INK, linestyle="--", linewidth=1.2)
+    real = sum(sum(mask) for _, mask in found)
+    masked = sum(len(mask) for _, mask in found) - real
+    title = f"{count(len(found), 'program')}, {size} places: {real} done, {masked} masked"
+    label(ax, title, "place (dashed: the end)", "program")
+    ax.set_ylim(len(found) - 0.5, -0.5)
+    ax.set_yticks(range(len(found)))
+    legend(ax, [key("decode", "mask 1"), key("free", "mask 0: left alone", hatch="xxx")])
+    rows = [
+        f"program {n}: places {places[0]} to {places[-1]}" for n, (places, _) in enumerate(found)
+    ]
+    return picture(figure, f"Grid of programs and places. {title}. {'; '.join(rows)}.")
+
+
+def memory_map(log: Iterable[Access], sizes: Mapping[str, int]) -> Picture:
+    """The memory of each tensor as a strip: who reads and who writes each place of it."""
+    figure, ax = new_axes(1.3 + 0.42 * len(sizes))
+    users: dict[tuple[str, int], list[int]] = {}
+    stored = set[tuple[str, int]]()
+    for access in log:
+        for place in access.places:
+            if access.program[0] not in users.setdefault((access.tensor, place), []):
+                users[access.tensor, place].append(access.program[0])
+            if access.kind == "store":
+                stored.add((access.tensor, place))
+    for y, (name, size) in enumerate(sizes.items()):
+        for place in range(size):
+            spot = name, place
+            state = "decode" if spot in stored else "cached" if spot in users else "free"
+            ax.barh(y, 0.9, 0.7, left=place - 0.45, **fill(state))
+            write(ax, place, y, " ".join(str(user) for user in users.get(spot, ())))
+    label(ax, "Which program touches which place", "place in the tensor's memory", "")
+    ax.set_xlim(-0.6, max(sizes.values()) - 0.4)
+    ax.set_xticks(range(0, max(sizes.values()), max(1, max(sizes.values()) // 16)))
+    ax.set_ylim(len(sizes) - 0.5, -0.5)
+    ax.set_yticks(range(len(sizes)), list(sizes))
+    names = [("cached", "read by program"), ("decode", "written by program"), ("free", "untouched")]
+    legend(ax, [key(state, text) for state, text in names])
+    lines = []
+    for name, size in sizes.items():
+        spots = [(name, place) for place in range(size)]
+        hit = sum(spot in users for spot in spots)
+        word = "written" if any(spot in stored for spot in spots) else "read"
+        lines.append(f"{name}: {hit} of {size} places {word}")
+    return picture(figure, f"Strips of memory with program numbers. {'; '.join(lines)}.")
+
+
+def cache_map(slots: Mapping[str, int], num_blocks: int, block_size: int) -> Picture:
+    """The slots of a cache, a row for each block, and whose token lies where."""
+    figure, ax = new_axes(1.2 + 0.34 * num_blocks)
+    holder = {slot: name for name, slot in slots.items()}
+    for slot in range(num_blocks * block_size):
+        state = "decode" if slot in holder else "free"
+        block, place = divmod(slot, block_size)
+        ax.barh(block, 0.94, 0.8, left=place - 0.47, **fill(state))
+        write(ax, place, block, holder.get(slot, str(slot)), fontsize=8 if slot in holder else 6)
+    label(ax, "A token's slot = block id × block size + place", "place in the block", "block id")
+    ax.set_xticks(range(block_size))
+    ax.set_ylim(num_blocks - 0.5, -0.5)
+    ax.set_yticks(range(num_blocks))
+    legend(ax, [key("decode", "token (request, position)"), key("free", "slot of nobody")])
+    lines = [f"{name} in slot {slot}" for name, slot in slots.items()]
+    return picture(
+        figure, f"Grid of {num_blocks} blocks of {block_size} slots: {', '.join(lines)}."
+    )
+
+
+def cache_traffic(log: Iterable[Access], width: int, num_slots: int) -> Picture:
+    """The slots of a cache that each step of a run writes and reads.
+
+    A step begins when program 0 stores; `width` numbers are a slot.
+    """
+    written: list[set[int]] = []
+    read: list[set[int]] = []
+    for access in log:
+        if access.kind == "store" and access.program[0] == 0:
+            written.append(set())
+            read.append(set())
+        if written:
+            target = written[-1] if access.kind == "store" else read[-1]
+            target.update(place // width for place in access.places)
+    figure, ax = new_axes(3.2)
+    for step, (new, old) in enumerate(zip(written, read)):
+        for slot in sorted(new | old):
+            state = "decode" if slot in new else "cached"
+            ax.bar(step, 0.9, 0.8, bottom=slot - 0.45, **fill(state))
+    num_written = sum(map(len, written))
+    title = f"{len(written)} steps write {num_written} slots; the last one reads {len(read[-1])}"
+    label(ax, title, "step", "slot")
+    ax.set_xticks(range(len(written)))
+    ax.set_ylim(-0.6, num_slots - 0.4)
+    legend(ax, [key("decode", "written (and read)"), key("cached", "read again")])
+    lines = [f"step {n}: {count(len(new), 'slot')} written" for n, new in enumerate(written)]
+    return picture(figure, f"Slots of the cache over steps. {title}. {'; '.join(lines)}.")
+
+
+# -- softmax in pieces ---------------------------------------------------------------------------
+
+State = tuple[float, float, float]  # best, total, acc
+
+
+def running_softmax(scores: Sequence[Sequence[float]], states: Sequence[State]) -> Picture:
+    """What each key weighs after each tile: 2^(score - best so far); and the state in numbers."""
+    figure, axes = new_axes(0.7 + 0.95 * len(scores), rows=len(scores), sharex=True, squeeze=False)
+    num_keys = sum(len(tile) for tile in scores)
+    for number, (ax, state) in enumerate(zip(axes[:, 0], states, strict=True)):
+        best, total, acc = state
+        seen = [score for tile in scores[: number + 1] for score in tile]
+        start = len(seen) - len(scores[number])
+        for place, score in enumerate(seen):
+            fresh = fill("decode" if place >= start else "cached")
+            ax.bar(place, 2 ** (score - best), 0.8, **fresh)
+        text = f"best {best:g}, total {total:g}, acc {acc:g}: answer {acc / total:.3g}"
+        label(ax, f"Tile {number}: {text}", "key" if ax is axes[-1, 0] else "", "weight")
+        ax.set_ylim(0, 1.15)
+        ax.set_xlim(-0.6, num_keys - 0.4)
+        ax.set_xticks(range(num_keys))
+    keys = [key("decode", "this tile"), key("cached", "earlier tiles, shrunk to the new best")]
+    axes[-1, 0].legend(handles=keys, loc="upper left", fontsize=8, frameon=False)
+    lines = [
+        f"after tile {n}: best {b:g}, total {t:g}, acc {a:g}" for n, (b, t, a) in enumerate(states)
+    ]
+    return picture(figure, f"Weights of {num_keys} keys, a row for each tile. {'; '.join(lines)}.")
+
+
+def parts(spans: Sequence[tuple[int, int]], states: Sequence[State], merged: State) -> Picture:
+    """The parts of one request's keys (start, end), what each came to, and all together."""
+    figure, ax = new_axes(1.0 + 0.4 * (len(spans) + 1))
+    end = max(stop for _, stop in spans)
+    rows = [*zip(spans, states, strict=True), ((0, end), merged)]
+    lines = []
+    for y, ((start, stop), (best, total, acc)) in enumerate(rows):
+        state = "decode" if y == len(spans) else "cached"
+        ax.barh(y, stop - start, 0.7, left=start, **fill(state))
+        lines.append(f"best {best:.2f}, total {total:.2f}: answer {acc / total:.3f}")
+        middle = (start + stop) / 2
+        inside = 0.2 * end < middle < 0.8 * end
+        side = "center" if inside else "left" if middle < end / 2 else "right"
+        spot = middle if inside else start + end / 100 if side == "left" else stop - end / 100
+        write(ax, spot, y, lines[-1], ha=side, path_effects=halo())
+    label(ax, "Parts run at the same time; one more program puts them together", "key", "")
+    ax.set_ylim(len(rows) - 0.5, -0.5)
+    ax.set_yticks(range(len(rows)), [*(f"part {n}" for n in range(len(spans))), "together"])
+    return picture(figure, f"Bars of keys. {'; '.join(lines[:-1])}. Together {lines[-1]}.")
+
+
+def work_list(lens: Sequence[int], chunk_size: int, num_items: int) -> Picture:
+    """Every request's keys cut into chunks; each chunk is one work item."""
+    figure, ax = new_axes(1.2 + 0.32 * len(lens))
+    item = 0
+    for y, length in enumerate(lens):
+        for start in range(0, length, chunk_size):
+            size = min(chunk_size, length - start)
+            style = fill("decode") | {"facecolor": shade("decode", item % 2 * 2)}
+            ax.barh(y, size, 0.7, left=start, **style)
+            if size > max(lens) / 60:
+                write(ax, start + size / 2, y, str(item), fontsize=7)
+            item += 1
+    longest = min(max(lens), chunk_size)
+    title = (
+        f"{item} of {num_items} items have work; the longest reads {longest} keys, not {max(lens)}"
+    )
+    label(ax, title, "keys (a number: the item)", "request")
+    ax.set_ylim(len(lens) - 0.5, -0.5)
+    ax.set_yticks(range(len(lens)))
+    lines = [f"request {n} has {length} keys" for n, length in enumerate(lens)]
+    text = f"Bars of keys in chunks of {chunk_size}. {title}. {'; '.join(lines)}."
+    return picture(figure, text)
+
+
+# -- recorded speeds -----------------------------------------------------------------------------
+
+Results = Sequence[Mapping[str, Any]]
+WAYS = (
+    ("", "decode", "Triton"),
+    ("torch_", "waiting", "torch"),
+    ("compiled_", "prefill", "compiled"),
+)
+
+
+def speeds(results: Results, unit: str = "GB/s") -> Picture:
+    """How near each way of computing comes to the device's limit: GB/s, or TFLOP/s.
+
+    A bar's number is its time in microseconds.
+    """
+    work, limit = ("num_bytes", "limit_gb_per_s"), 1e3
+    if unit == "TFLOP/s":
+        work, limit = ("flops", "limit_tflop_per_s"), 1e6
+    figure, ax = new_axes(1.3 + 0.52 * len(results))
+    top, lines = float(results[0][work[1]]), []
+    for y, result in enumerate(results):
+        for shift, (prefix, state, name) in zip((-0.27, 0, 0.27), WAYS):
+            time = result[f"{prefix}microseconds"]
+            if time is None:
+                continue
+            rate = result[work[0]] / time / limit
+            ax.barh(y + shift, rate, 0.25, **fill(state))
+            shown = f"{time:,.0f}" if time >= 100 else f"{time:.1f}"
+            write(ax, rate + top / 120, y + shift, f"{shown} µs", ha="left", fontsize=7)
+            lines.append(f"{result['workload']} {name} {rate:,.0f} {unit}")
+    ax.axvline(top, color=INK, linestyle="--", linewidth=1.2)
+    about = results[0]
+    versions = ", ".join(f"{name} {about['versions'][name]}" for name in ("torch", "triton"))
+    title = f"{about['machine']}, {versions}, {about['date']}"
+    label(ax, title, f"{unit} (dashed: the most that was measured, {top:,.0f})", "")
+    ax.set_ylim(len(results) - 0.5, -0.5)
+    ax.set_yticks(
+        range(len(results)), [result["workload"].replace(", ", "\n") for result in results]
+    )
+    ax.set_xlim(0, top * 1.12)
+    used = [way for way in WAYS if any(result[f"{way[0]}microseconds"] for result in results)]
+    legend(ax, [key(state, name) for _, state, name in used])
+    return picture(
+        figure, f"Bar chart, {title}; the limit is {top:,.0f} {unit}. {'; '.join(lines)}."
+    )

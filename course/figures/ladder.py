@@ -1,0 +1,118 @@
+"""Pictures of a recorded run of `benchmarks/ladder.py`: what each rung bought, and what host and
+device do meanwhile. For chapters 08 and 11.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from course.figures.common import INK, Picture, fill, key, label, legend, new_axes, picture
+from minivllm.bench_results import load_results, speed
+from minivllm.figures import PALETTE
+
+RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
+Result = Mapping[str, Any]
+
+
+def recorded(folder: Path = RESULTS) -> list[dict[str, Any]]:
+    """The results of the newest ladder that was recorded on a GPU; empty if there is none."""
+    for path in sorted(folder.glob("*ladder.json"), reverse=True):
+        results = load_results(path)
+        if results and str(results[0]["device"]).startswith("cuda"):
+            return results
+    return []
+
+
+def find(results: Sequence[Result], rung: str, batch_size: int) -> Result:
+    """The result of one rung at one batch size. Raises ValueError if there is none."""
+    for result in results:
+        if (result["rung"], result.get("batch_size")) == (rung, batch_size):
+            return result
+    raise ValueError(f"no result of rung={rung!r} at batch_size={batch_size}")
+
+
+def provenance(results: Sequence[Result]) -> str:
+    """Whose numbers they are: model, dtype, machine, PyTorch's version and the date."""
+    one = results[0]
+    torch = one["versions"].get("torch", "?")
+    return f"{one['model']}, {one['dtype']}; {one['machine']}, torch {torch}, {one['date']}"
+
+
+def ladder(results: Sequence[Result], batch_sizes: Sequence[int]) -> Picture:
+    """Decoded tokens per second of each rung, a panel for each batch size, beside the limit of
+    the hardware."""
+    names = list(dict.fromkeys(r["rung"] for r in results if "batch_size" in r))
+    height = 1.3 + 0.3 * len(names)
+    figure, panels = new_axes(height, 1, len(batch_sizes), sharey=True, squeeze=False)
+    words = []
+    for ax, batch_size in zip(panels[0], batch_sizes, strict=True):
+        chosen = {r["rung"]: r for r in results if r.get("batch_size") == batch_size}
+        _bars(ax, names, chosen)
+        who = "1 request" if batch_size == 1 else f"{batch_size} requests"
+        label(ax, f"{who} at a time", "tokens per second (log scale)", "")
+        speeds = ", ".join(f"{n} {speed(r['decode_tokens_per_s'])}" for n, r in chosen.items())
+        limit = next(iter(chosen.values()))["limit_tokens_per_s"]
+        words.append(f"{who}: {speeds}; limit {speed(limit)}")
+    panels[0][0].invert_yaxis()
+    figure.suptitle(provenance(results), fontsize=8, x=0.01, ha="left")
+    return picture(figure, f"Bar charts of tokens per second. {'. '.join(words)}.")
+
+
+def _bars(ax: Any, names: Sequence[str], chosen: Mapping[str, Result]) -> None:
+    """One bar for each rung, its number beside it, and the limit as a dashed line."""
+    values = [chosen[name]["decode_tokens_per_s"] if name in chosen else None for name in names]
+    known = [value for value in values if value]
+    limit = next(iter(chosen.values()))["limit_tokens_per_s"]
+    low = min(known) / 8  # a logarithm has no zero: room for the number of the shortest bar
+    for place, value in enumerate(values):
+        if value is None:
+            ax.text(low, place, " not measured", fontsize=7, va="center", color=INK)
+            continue
+        ax.barh(place, value - low, 0.62, left=low, **fill("decode"))
+        ax.text(value, place, f"{speed(value)} ", fontsize=8, va="center", ha="right", color=INK)
+    ax.axvline(limit, color=INK, linestyle="--", linewidth=1)
+    ax.text(limit, -0.75, f"limit {speed(limit)} ", fontsize=7, ha="right", color=INK)
+    ax.set_xscale("log")
+    ax.set_xlim(low, limit * 1.5)
+    ax.set_yticks(range(len(names)), names)
+
+
+def timelines(results: Sequence[Result], rungs: Sequence[str]) -> Picture:
+    """The first milliseconds of some decode steps, for each rung: the host's launches above, the
+    device's kernels below."""
+    found = [next(r for r in results if r["rung"] == rung and "timeline" in r) for rung in rungs]
+    figure, panels = new_axes(0.9 + 1.1 * len(found), len(found), sharex=True, squeeze=False)
+    words = []
+    for ax, result in zip(panels[:, 0], found, strict=True):
+        words.append(_lanes(ax, result["timeline"], result["rung"]))
+    batch, window = found[0]["batch_size"], found[0]["timeline"]["window_us"] / 1e3
+    panels[-1, 0].set_xlabel("time (milliseconds)", fontsize=9)
+    panels[-1, 0].set_xlim(0, window)
+    plain = {"hatch": None, "linewidth": 0}
+    keys = [key("prefill", "host launches", **plain), key("decode", "GPU computes", **plain)]
+    legend(panels[0, 0], keys)
+    figure.suptitle(
+        f"{batch} requests decode; {provenance(results)}", fontsize=8, x=0.01, ha="left"
+    )
+    return picture(figure, f"Timelines of {window:g} ms. {' '.join(words)}")
+
+
+def _lanes(ax: Any, timeline: Mapping[str, Any], rung: str) -> str:
+    """Two lanes of bars in milliseconds; returns what they show in words."""
+    for lane, name, state in ((1, "launches", "prefill"), (0, "kernels", "decode")):
+        spans = [(start / 1e3, length / 1e3) for start, length in timeline[name]]
+        # No outlines: most bars are thinner than a line.
+        ax.broken_barh(spans, (lane + 0.1, 0.8), color=PALETTE[state], linewidth=0)
+    for start, _ in timeline["steps"]:
+        ax.axvline(start / 1e3, color=INK, linewidth=0.8, linestyle=":")
+    steps = timeline["num_steps"]
+    launches, kernels = timeline["num_launches"] / steps, timeline["num_kernels"] / steps
+    busy = timeline["busy_seconds"] / timeline["seconds"]
+    step = 1e3 * timeline["seconds"] / steps
+    words = f"{launches:.0f} launches, {kernels:.0f} kernels and {step:.1f} ms a step"
+    label(ax, f"{rung}: {words}; the GPU is busy for {busy:.0%}", "", "")
+    ax.set_yticks([0.5, 1.5], ["GPU", "host"])
+    ax.set_ylim(0, 2)
+    return f"{rung}: {words}, GPU busy for {busy:.0%}."
