@@ -155,6 +155,18 @@ def test_gate_4_sees_a_test_that_lets_a_wrong_answer_through(tmp_path):
     assert "'do you round down?' to this wrong answer" in failure(tmp_path, 4)
 
 
+def test_gate_4_tries_again_what_the_forks_did_not_reach(monkeypatch, tmp_path):
+    """They have little time; a wrong answer without a report is not yet caught, nor missed."""
+    alone: list[str] = []
+    monkeypatch.setattr(gates, "run_tests", lambda name, folder: [])
+    monkeypatch.setattr(gates, "runs_of", lambda *_: [[{"event": "end"}], []])
+    monkeypatch.setattr(gates, "caught", lambda *_: (True, ""))
+    monkeypatch.setattr(gates, "uncaught_alone", lambda mistake: alone.append(mistake.says) or [])
+    library = [gates.Mistake("boxes.boxes_for", says, "") for says in ("reached", "not reached")]
+    assert gates.uncaught(("boxes.boxes_for", library, tmp_path)) == []
+    assert alone == ["not reached"]
+
+
 def test_gate_5_sees_a_check_that_needs_a_later_exercise(tmp_path):
     """`boxes_for` cannot be checked before `take` is built."""
     needs = TESTS.replace(

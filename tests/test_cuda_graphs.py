@@ -8,10 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).parent))
-from tiny_checkpoint import make_checkpoint
-
-from minivllm import LLM, SamplingParams
+from minivllm import SamplingParams
 from minivllm.cuda_graphs import (
     CaptureError,
     StepGraphs,
@@ -481,8 +478,19 @@ def test_functions_share_the_plan_and_not_the_results():
 PROMPTS = ["abcdefgh", "abcdefgh", "abcdefghij", "xyz", "the end", "q"]
 
 
+def make_checkpoint(path):
+    """A tiny model. Imported here, and the engine below, since the checks of the exercises need
+    neither."""
+    sys.path.insert(0, str(Path(__file__).parent))
+    import tiny_checkpoint
+
+    return tiny_checkpoint.make_checkpoint(path)
+
+
 def answers(path, num_rounds=2, params=None, **settings):
     """Token ids of some rounds over all prompts."""
+    from minivllm import LLM
+
     params = params or SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     defaults = {"device": "cpu", "attention_backend": "torch", "num_kv_blocks": 40}
     defaults |= {"block_size": 4, "max_num_seqs": 5, "max_model_len": 36}
