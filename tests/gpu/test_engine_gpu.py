@@ -393,12 +393,12 @@ def test_launching_a_step_never_waits_for_the_device(checkpoint, enforce_eager):
         for number, wish in enumerate(wishes * 2):
             params = SamplingParams(max_tokens=6 + number, ignore_eos=True, **wish)
             llm.add_request(PROMPTS[number % len(PROMPTS)], params)
-        launches = 0
-        while llm.engine.scheduler.has_unfinished_requests:
+        core, launches = llm.engine, 0
+        while core.scheduler.has_unfinished_requests:
             torch.cuda.set_sync_debug_mode("error")
             try:
-                launches += llm.engine.launch()
+                launches += core.launch()
             finally:
                 torch.cuda.set_sync_debug_mode("default")
-            llm.engine.read()
+            core.read()
         assert launches > 10
