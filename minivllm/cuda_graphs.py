@@ -105,7 +105,10 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 
 # Operations whose result is for the host: a number, or a shape that depends on numbers.
-ASKS_THE_HOST = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "is_nonzero")
+# In inference mode some come under the name that the user called.
+READS_NUMBER = ("item", "_local_scalar_dense", "is_nonzero", "equal")
+COUNTS_NUMBERS = ("nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive")
+ASKS_THE_HOST = READS_NUMBER + COUNTS_NUMBERS
 
 
 def asks_the_host(operation: Any, args: tuple[Any, ...]) -> bool:

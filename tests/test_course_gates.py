@@ -139,12 +139,15 @@ def test_gate_4_sees_wrong_answers_that_are_not_caught_by_name(tmp_path):
         "return num_things // box_size + 1", "return -(-num_things // box_size)"
     )
     mistakes = mistakes.replace('"boxes.Shelf.give"', '"boxes.Shelf.gave"')
+    take = MISTAKES[MISTAKES.index('@mistake("boxes.Shelf.take"') :].split("\n\n\n")[0]
+    mistakes += "\n\n" + take.replace("are the boxes still free?", "is the shelf empty?") + "\n"
     faulty(tmp_path, mistakes=mistakes)
     text = failure(tmp_path, 4)
     assert "does not say 'do you always add one?' to this wrong answer" in text
+    assert "does not say 'is the shelf empty?' to this wrong answer" in text
     assert "boxes.Shelf.gave is no exercise" in text
     assert "boxes.Shelf.give has no wrong answer" in text
-    assert text.count("\n  - ") == 3  # and no others
+    assert text.count("\n  - ") == 4  # and no others
 
 
 def test_gate_4_sees_a_test_that_lets_a_wrong_answer_through(tmp_path):

@@ -212,15 +212,26 @@ def test_an_operation_that_asks_the_host_is_refused():
     assert tape.calls == [], "what was refused is no part of the tape: do you ask before you note?"
 
 
+@pytest.mark.parametrize("mode", [True, False], ids=["inference mode", "otherwise"])
 @pytest.mark.parametrize(
     "function",
-    [lambda x: x.sum().item(), lambda x: x if x.sum() > 0 else -x, lambda x: x[x > 0]],
-    ids=["a number", "an if on a number", "a shape that depends on numbers"],
+    [
+        lambda x: x.sum().item(),
+        lambda x: x if x.sum() > 0 else -x,
+        lambda x: x[x > 0],
+        lambda x: x.unique(),
+        lambda x: torch.equal(x, x),
+    ],
+    ids=["a number", "an if on a number", "a mask's shape", "a number of values", "a comparison"],
 )
-def test_reading_on_the_host_is_refused_by_name(function):
+def test_reading_on_the_host_is_refused_by_name(function, mode):
     """On a GPU the capture fails as well."""
     x = torch.tensor([1.0, -2.0])
-    with pytest.raises(CaptureError, match="reads a number on the host"), Tape():
+    with (
+        pytest.raises(CaptureError, match="reads a number on the host"),
+        torch.inference_mode(mode),
+        Tape(),
+    ):
         function(x)
 
 
