@@ -175,9 +175,6 @@ def attention(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float
 ) -> Tensor:
     """See `ops.attention`."""
-    if metadata.is_decode:  # in every layer of most steps: without taking the first of all
-        table, seq_lens, longest = metadata.block_table, metadata.seq_lens, metadata.max_seq_len
-        return decode_attention(q, k_cache, v_cache, table, seq_lens, longest, scale)
     return ops.attention(
         q, k_cache, v_cache, metadata, scale, decode=decode_attention, prefill=prefill_attention
     )
