@@ -384,6 +384,8 @@ def test_without_bfloat16_the_engine_computes_in_float16(checkpoint, monkeypatch
 
 
 @needs_triton
+# PyTorch says so the first time in a process; what it does detect is what we rely on.
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
 def test_launching_a_step_never_waits_for_the_device(checkpoint, enforce_eager):
     """Prompts that come and go, new blocks, penalties and logprobs: PyTorch would raise."""
