@@ -160,7 +160,7 @@ def test_apply_rope_keeps_bfloat16_and_rounds_once() -> None:
 @pytest.mark.exercise("ops.slot_mapping")
 def test_slot_is_block_id_times_block_size_plus_offset() -> None:
     """Positions 15 and 16 lie in different blocks."""
-    table, owners = torch.tensor([[7, 3]], dtype=torch.int32), torch.tensor([0, 0, 0])
+    table, owners = torch.tensor([[7, 3] + [0] * 14], dtype=torch.int32), torch.tensor([0, 0, 0])
     slots = ops.slot_mapping(table, owners, torch.tensor([0, 15, 16]), 16).tolist()
     assert slots == [112, 127, 48], (
         "position 15 is the last of block 7, and 16 the first of block 3: which of // and %"
@@ -246,6 +246,13 @@ LN3 = math.log(3)
 
 
 @pytest.mark.exercise("ops.decode_attention")
+def test_what_is_seen_stays_a_number() -> None:
+    """0 times infinity is none."""
+    out = attend_alone([1.0, 1.0], [[0.0, LN3, 0.0, 0.0]] * 2, [[8.0, 4.0, 0.0, 0.0]] * 2, [2, 3])
+    assert out[0] == out[0], "the result is NaN: is something multiplied by infinity where it is 0?"
+
+
+@pytest.mark.exercise("ops.decode_attention")
 def test_a_query_weighs_the_values_of_its_request() -> None:
     """Keys 0 and ln 3: weights 1/4 and 3/4; the other request has the same keys in other order."""
     out = attend_alone([1.0, 1.0], [[0.0, LN3], [LN3, 0.0]], [[8.0, 4.0], [8.0, 4.0]], [2, 2])
@@ -269,13 +276,6 @@ def test_nothing_behind_the_last_position_is_seen() -> None:
     assert attend_alone([1.0, 1.0], keys, values, [3, 2])[1] == 5.0, (
         "the second request has 2 positions, the first one 3: is each masked at its own length?"
     )
-
-
-@pytest.mark.exercise("ops.decode_attention")
-def test_what_is_seen_stays_a_number() -> None:
-    """0 times infinity is none."""
-    out = attend_alone([1.0, 1.0], [[0.0, LN3, 0.0, 0.0]] * 2, [[8.0, 4.0, 0.0, 0.0]] * 2, [2, 3])
-    assert out[0] == out[0], "the result is NaN: is something multiplied by infinity where it is 0?"
 
 
 @pytest.mark.exercise("ops.decode_attention")
