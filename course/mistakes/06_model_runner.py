@@ -56,8 +56,8 @@ def write_new_blocks(self, requests: Sequence[Request], rows: Sequence[int]) -> 
             gained.append((row, index, request.block_table[index]))
         self.num_blocks[row] = len(request.block_table)
     if gained:
-        columns = to_device(sum(map(list, zip(*gained)), []), torch.int64, self.device)
-        row_ids, indices, blocks = columns.view(3, -1)
+        numbers = [number for column in zip(*gained) for number in column]
+        row_ids, indices, blocks = to_device(numbers, torch.int64, self.device).view(3, -1)
         self.block_table[row_ids, indices] = blocks.int()
 
 
