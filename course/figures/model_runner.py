@@ -96,7 +96,12 @@ def block_tables(rows: Any, before: Any) -> Picture:
     )
     ax.set_ylim(len(table) - 0.45, -0.55)
     legend(
-        ax, [key("cached", "written now (bold)"), key("decode", "there already"), key("free", "-")]
+        ax,
+        [
+            key("cached", "written now (bold)"),
+            key("decode", "there already"),
+            key("free", "unused"),
+        ],
     )
     return picture(figure, f"Block tables of {len(table)} rows. Written: {'; '.join(changes)}.")
 
@@ -135,22 +140,22 @@ def slots(
         block, offset = divmod(slot, block_size)
         look = fill("free") | {"edgecolor": GRID}
         ax.barh(block, 0.94, 0.84, left=offset - 0.47, **look)
-    taken: dict[int, str] = {}
-    words, double = [], []
-    for number, (name, (positions, where)) in enumerate(places.items()):
+    owners: dict[int, list[str]] = {}
+    words = []
+    for name, (positions, where) in places.items():
         for position, slot in zip(positions, where, strict=True):
-            block, offset = divmod(slot, block_size)
-            is_double = slot in taken
-            state = "preempted" if is_double else STATES[number % 3]
-            ax.barh(block, 0.94, 0.84, left=offset - 0.47, **(fill(state) | {"edgecolor": INK}))
-            text = f"{name} {position}" + (f" / {taken[slot]}" if is_double else "")
-            ax.text(
-                offset, block, text, fontsize=8, ha="center", va="center_baseline",
-                color="white" if is_double else INK, path_effects=None if is_double else halo(),
-            )  # fmt: skip
-            double += [slot] if is_double else []
-            taken[slot] = text
+            owners.setdefault(slot, []).append(f"{name} {position}")
         words.append(f"{name} positions {list(positions)} in slots {list(where)}")
+    names = list(places)
+    for slot, tokens in owners.items():
+        block, offset = divmod(slot, block_size)
+        is_double = len(tokens) > 1
+        state = "preempted" if is_double else STATES[names.index(tokens[0].rsplit(" ", 1)[0]) % 3]
+        ax.barh(block, 0.94, 0.84, left=offset - 0.47, **(fill(state) | {"edgecolor": INK}))
+        style: dict[str, Any] = {"fontsize": 8, "ha": "center", "va": "center_baseline"}
+        color = "white" if is_double else INK
+        ax.text(offset, block, " and ".join(tokens), color=color, **style)
+    double = [slot for slot, tokens in owners.items() if len(tokens) > 1]
     title = "Each token has a slot of its own"
     if double:
         title = f"{count(len(double), 'slot')} with two owners"
@@ -236,20 +241,16 @@ def cache(trace: Trace) -> Picture:
     return picture(figure, f"{alt} {empty:.0%} of what is held is empty.")
 
 
-def sent(numbers: Mapping[str, Sequence[int]], kinds: Sequence[str]) -> Picture:
-    """Numbers that the host sends to the device in each step of a run, for each way of doing it;
-    `kinds` says of each step whether it was a decode."""
-    figure, ax = new_axes(3.0)
+def sent(numbers: Mapping[str, Sequence[int]], title: str) -> Picture:
+    """Numbers that the host sends to the device in each step, for each way of doing it."""
+    figure, ax = new_axes(2.8)
     looks = [("o", "-", PALETTE["preempted"]), ("s", "--", PALETTE["prefill"])]
     parts = []
     for (name, values), (marker, style, color) in zip(numbers.items(), looks, strict=True):
-        ax.plot(values, style, marker=marker, color=color, markersize=5, label=name)
-        decodes = [v for v, kind in zip(values, kinds, strict=True) if kind == "decode"]
-        parts.append(f"{name}: {sum(values):,} in all, {sum(decodes):,} in decode steps")
-    for index, kind in enumerate(kinds):
-        if kind != "decode":
-            ax.axvspan(index - 0.5, index + 0.5, facecolor=GRID, alpha=0.5, linewidth=0)
-    label(ax, "What the host sends (grey: steps with a prompt)", "step", "numbers")
-    ax.set_ylim(bottom=0)
-    ax.legend(fontsize=8, frameon=False)
-    return picture(figure, f"Numbers sent in each of {len(kinds)} steps. {'; '.join(parts)}.")
+        ax.plot(values, style, marker=marker, color=color, markersize=4, label=name)
+        parts.append(f"{name}: {sum(values):,} in all, at most {max(values):,} a step")
+    label(ax, title, "step", "numbers sent (log scale from 1 on)")
+    ax.set_yscale("symlog")
+    ax.set_ylim(-0.5, 8 * max(max(values) for values in numbers.values()))
+    ax.legend(fontsize=8, frameon=False, ncols=2, loc="upper right")
+    return picture(figure, f"{title}. {'; '.join(parts)}.")
