@@ -1,29 +1,57 @@
-"""What stands in for a GPU in checks: numbers that nobody can read, and operations counted."""
+"""What stands in for a GPU in checks: questions to the device are refused, operations counted."""
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
-# Tensors on it have a shape and no numbers: whoever asks for one gets an error, as an answer on a
-# GPU would take until all work that was launched before has ended.
-META = torch.device("meta")
+# What needs a number on the host: on a GPU the answer takes until all work launched before is done.
+QUESTIONS = {"item", "tolist", "numpy", "cpu", "nonzero", "unique", "equal", "allclose"}
+QUESTIONS |= {"__int__", "__float__", "__bool__", "__index__", "__iter__", "__contains__"}
+# What makes a tensor on the CPU unless it is told where.
+MAKERS = {"arange", "tensor", "zeros", "ones", "empty", "full", "linspace"}
 
 
-def error_of(function, *args):
-    """What the call raises, or None."""
+class QuestionAsked(Exception):
+    """A function of a step asked the device for a number, or made a tensor elsewhere."""
+
+
+class _Watch(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        if name in QUESTIONS:
+            raise QuestionAsked(name)
+        if name in MAKERS and "device" not in kwargs:
+            raise QuestionAsked(f"{name} without device=")
+        _refuse_hidden_question(name, args, kwargs)
+        return func(*args, **kwargs)
+
+
+def _refuse_hidden_question(name, args, kwargs):
+    """Sizes that depend on numbers in a tensor."""
+    if name == "arange" and any(isinstance(arg, torch.Tensor) for arg in args):
+        raise QuestionAsked("arange up to a tensor")
+    if name == "repeat_interleave" and kwargs.get("output_size") is None:
+        raise QuestionAsked("repeat_interleave without output_size")
+    if name == "__getitem__" and getattr(args[1], "dtype", None) is torch.bool:
+        raise QuestionAsked("x[mask]")
+
+
+def question_of(function, *args):
+    """The question that the call asks the device, or None; other errors pass."""
     try:
-        function(*args)
-    except Exception as error:  # whatever it is, the assert shows it
-        return error
+        with _Watch():
+            function(*args)
+    except QuestionAsked as question:
+        return str(question)
     return None
 
 
-class _Counter(TorchDispatchMode):
+class _Counter(TorchFunctionMode):
     def __init__(self):
         super().__init__()
         self.count = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += 1
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.count += getattr(func, "__name__", "") != "__get__"  # an attribute is no work
         return func(*args, **(kwargs or {}))
 
 

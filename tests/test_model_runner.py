@@ -46,19 +46,47 @@ def forward_of(*chunks):
 
 
 @pytest.mark.exercise("model_runner.ModelRunner.forward")
+def test_the_new_keys_are_stored_before_anybody_looks():
+    """In each layer, into that layer's caches, with the step's slots and metadata."""
+    engine, request, calls = make_engine(), make_request("a", [3, 1], 5), []
+    runner = engine.runner
+
+    def store(k, v, k_cache, v_cache, slots):
+        same = k_cache.data_ptr() == runner.kv_cache[0, 0].data_ptr()
+        calls.append(("store", same, slots.tolist()))
+
+    def attention(q, k_cache, v_cache, metadata, scale):
+        same = v_cache.data_ptr() == runner.kv_cache[0, 1].data_ptr()
+        calls.append(("look", same, metadata.seq_lens.tolist()))
+        return q
+
+    runner.ops = SimpleNamespace(
+        slot_mapping=STAND_IN_OPS.slot_mapping, store_kv=store, attention=attention
+    )
+    engine.memory.allocate(request, 2)
+    runner.forward(runner.plan([Chunk(request, 0, 2, True, False)]))
+    slots = [4 * request.block_table[0], 4 * request.block_table[0] + 1]
+    assert calls[:1] == [("store", True, slots)], (
+        "the new keys must be in the cache before a query looks: do you store first?"
+    )
+    assert calls[1:] == [("look", True, [2])], "then attention, with the caches of this layer"
+
+
+@pytest.mark.exercise("model_runner.ModelRunner.forward")
 def test_a_prompt_gives_the_logits_after_its_last_token():
     """One row, whatever the prompt's length."""
     logits = forward_of(Chunk(make_request("a", [3, 1, 4], 5), 0, 3, True, False))
     assert len(logits) == 1, "one chunk samples: are there logits for its last token alone?"
     assert logits.argmax(-1).tolist() == [next_token([3, 1, 4])], (
-        "the token after 3, 1, 4: do the queries see all keys, those of this step included?"
+        "the logits after 3, 1, 4: are they those of the last token, and did its query see the keys"
+        " of this step?"
     )
 
 
 @pytest.mark.exercise("model_runner.ModelRunner.forward")
 def test_every_chunk_that_samples_has_its_own_last_token():
     """Three chunks, of which the one in the middle samples nothing."""
-    texts = [[5, 6], [7, 8, 9], [1, 2, 3, 4]]
+    texts = [[5, 9], [7, 8, 9], [1, 2, 3, 4]]
     requests = [make_request(str(i), text, 5) for i, text in enumerate(texts)]
     chunks = [Chunk(r, 0, len(r.token_ids), r is not requests[1], False) for r in requests]
     logits = forward_of(*chunks)
@@ -87,33 +115,6 @@ def test_a_step_that_samples_nothing_gives_no_logits():
     assert last.argmax(-1).tolist() == [next_token([3, 1, 4])], (
         "the second half of the prompt reads the keys of the first: were they stored?"
     )
-
-
-@pytest.mark.exercise("model_runner.ModelRunner.forward")
-def test_the_new_keys_are_stored_before_anybody_looks():
-    """In each layer, into that layer's caches, with the step's slots and metadata."""
-    engine, request, calls = make_engine(), make_request("a", [3, 1], 5), []
-    runner = engine.runner
-
-    def store(k, v, k_cache, v_cache, slots):
-        same = k_cache.data_ptr() == runner.kv_cache[0, 0].data_ptr()
-        calls.append(("store", same, slots.tolist()))
-
-    def attention(q, k_cache, v_cache, metadata, scale):
-        same = v_cache.data_ptr() == runner.kv_cache[0, 1].data_ptr()
-        calls.append(("look", same, metadata.seq_lens.tolist()))
-        return q
-
-    runner.ops = SimpleNamespace(
-        slot_mapping=STAND_IN_OPS.slot_mapping, store_kv=store, attention=attention
-    )
-    engine.memory.allocate(request, 2)
-    runner.forward(runner.plan([Chunk(request, 0, 2, True, False)]))
-    slots = [4 * request.block_table[0], 4 * request.block_table[0] + 1]
-    assert calls[:1] == [("store", True, slots)], (
-        "the new keys must be in the cache before a query looks: do you store first?"
-    )
-    assert calls[1:] == [("look", True, [2])], "then attention, with the caches of this layer"
 
 
 @pytest.mark.parametrize("parts", [[9], [4, 5], [1] * 9, [8, 1], [3, 3, 3]])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
-from device_watch import META, error_of
+from device_watch import question_of
 
 from minivllm import ops
 from minivllm.model_config import RopeConfig
@@ -192,13 +192,10 @@ def test_slots_past_two_to_the_31_are_right() -> None:
 
 @pytest.mark.exercise("ops.slot_mapping")
 def test_slots_are_computed_where_the_tensors_are() -> None:
-    """On a device whose numbers nobody can read."""
-    tables = torch.zeros(2, 3, dtype=torch.int32, device=META)
-    owners = torch.zeros(5, dtype=torch.int64, device=META)
-    error = error_of(ops.slot_mapping, tables, owners, owners, 16)
-    assert error is None, (
-        "the tables lie on a device that answers no questions: do you read a number on the host?"
-    )
+    """A question to the device would wait for all that runs there."""
+    tables, owners = torch.tensor([[7, 3], [2, 5]], dtype=torch.int32), torch.tensor([1, 0])
+    question = question_of(ops.slot_mapping, tables, owners, torch.tensor([17, 3]), 16)
+    assert question is None, "do you read a number of a tensor on the host (int, tolist, a loop)?"
 
 
 def test_store_kv_writes_its_slots_and_no_other() -> None:
@@ -292,13 +289,13 @@ def test_neighbouring_heads_share_keys() -> None:
 
 @pytest.mark.exercise("ops.decode_attention")
 def test_attention_asks_the_device_nothing() -> None:
-    """On a device whose numbers nobody can read; the host knows how long the longest is."""
-    q, cache = torch.zeros(2, 6, 8, device=META), torch.zeros(5, 4, 2, 8, device=META)
-    table, lens = torch.zeros(2, 3, device=META).int(), torch.zeros(2, device=META).int()
-    error = error_of(ops.decode_attention, q, cache, cache, table, lens, 9, 0.5)
-    assert error is None, (
-        "the lengths lie on a device that answers no questions: do you ask for a maximum"
-        " (max_seq_len is known), loop over them, or make a tensor elsewhere?"
+    """The host knows how long the longest request is."""
+    q, cache = torch.zeros(2, 6, 8), torch.zeros(5, 4, 2, 8)
+    table, lens = torch.zeros(2, 3, dtype=torch.int32), torch.tensor([3, 9], dtype=torch.int32)
+    question = question_of(ops.decode_attention, q, cache, cache, table, lens, 9, 0.5)
+    assert question is None, (
+        "do you ask for a maximum (max_seq_len is known), loop over the lengths, or make a tensor"
+        " elsewhere (device=q.device)?"
     )
 
 

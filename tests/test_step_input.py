@@ -7,7 +7,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from device_watch import META, error_of
+from device_watch import question_of
 from hypothesis import given
 from hypothesis import strategies as st
 from row_makers import make_plan, make_request, write
@@ -52,15 +52,13 @@ def test_positions_of_three_chunks():
 
 @pytest.mark.exercise("step_input.token_positions")
 def test_positions_are_computed_where_the_tensors_are():
-    """On a device whose numbers nobody can read."""
-    numbers = torch.zeros(2, dtype=torch.int64, device=META)
-    owners = torch.zeros(5, dtype=torch.int64, device=META)
-    error = error_of(token_positions, numbers, numbers, owners)
-    assert error is None, (
-        "the tensors lie on a device that answers no questions: do you read a number (int, tolist,"
-        " a loop over a tensor), or make a tensor elsewhere (device=owners.device)?"
+    """A question to the device would wait for all that runs there."""
+    starts, lengths = torch.tensor([9, 4]), torch.tensor([1, 3])
+    question = question_of(token_positions, starts, lengths, torch.tensor([0, 1, 1, 1]))
+    assert question is None, (
+        "do you read a number of a tensor (int, tolist, a loop over it), or make a tensor elsewhere"
+        " (device=owners.device)?"
     )
-    assert token_positions(numbers, numbers, owners).shape == (5,)
 
 
 def test_owners_and_query_starts_of_two_chunks():
@@ -80,17 +78,14 @@ def test_owners_and_positions_equal_a_plain_loop(chunks):
     assert token_positions(starts, lengths, owners).tolist() == expected
 
 
-def two_rows(device=CPU):
+def two_rows():
     """Two requests in rows 2 and 1 of four, and a step of both, block size 4: a decode at position
     5 and a chunk of positions 2 to 5 that does not sample."""
-    rows = Rows(max_num_seqs=3, max_model_len=12, max_blocks=3, device=device)
+    rows = Rows(max_num_seqs=3, max_model_len=12, max_blocks=3, device=CPU)
     write(rows, make_request("leaves", [99] * 5, [1, 3]))
     second = write(rows, make_request("b", [20, 21, 22, 23, 24, 25, 26], [5, 9]))
     first = write(rows, make_request("a", [10, 11, 12, 13, 14, 15], [7, 2]))
-    plan = make_plan([first, second], [5, 2], [1, 4], [0])
-    for name in ("row_ids", "starts", "lengths", "sampling"):
-        setattr(plan, name, getattr(plan, name).to(device))
-    return rows, plan
+    return rows, make_plan([first, second], [5, 2], [1, 4], [0])
 
 
 @pytest.mark.exercise("step_input.gather")
@@ -140,16 +135,11 @@ def test_what_the_host_knows_is_handed_on():
 
 @pytest.mark.exercise("step_input.gather")
 def test_a_step_is_gathered_without_a_question_to_the_device():
-    """On a device whose numbers nobody can read."""
-    rows, plan = two_rows(META)
-
-    def slots(block_tables, owners, positions, block_size):
-        return positions
-
-    error = error_of(gather, rows, plan, 4, slots)
-    assert error is None, (
-        "the rows lie on a device that answers no questions: do you read a number of theirs, or"
-        " make a tensor elsewhere?"
+    """It would wait for all that runs there."""
+    rows, plan = two_rows()
+    question = question_of(gather, rows, plan, 4, slot_mapping)
+    assert question is None, (
+        "do you read a number of a tensor (int, tolist, a loop), or make a tensor elsewhere?"
     )
 
 
@@ -184,11 +174,11 @@ def test_each_sampled_token_finds_its_row():
 
 @pytest.mark.exercise("step_input.scatter")
 def test_tokens_are_scattered_without_a_question_to_the_device():
-    """On a device whose numbers nobody can read."""
-    rows, plan = two_rows(META)
-    error = error_of(scatter, rows, plan, torch.zeros(1, dtype=torch.int64, device=META))
-    assert error is None, (
-        "the sampled tokens lie on a device that answers no questions: do you read one on the host?"
+    """The host does not know them yet."""
+    rows, plan = two_rows()
+    question = question_of(scatter, rows, plan, torch.tensor([99]))
+    assert question is None, (
+        "the sampled tokens are on the device alone: do you read one, or a row, on the host?"
     )
 
 

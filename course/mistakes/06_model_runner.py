@@ -78,7 +78,9 @@ def token_positions(starts: Tensor, lengths: Tensor, owners: Tensor) -> Tensor:
 
 
 # rule 2 (SGLang's compute_position_torch loops like this where it has no kernel)
-@mistake("step_input.token_positions", "do you read a number (int, tolist, a loop over a tensor)")
+@mistake(
+    "step_input.token_positions", "do you read a number of a tensor (int, tolist, a loop over it)"
+)
 def token_positions(starts: Tensor, lengths: Tensor, owners: Tensor) -> Tensor:
     parts = [torch.arange(s, s + n) for s, n in zip(starts.tolist(), lengths.tolist())]
     return torch.cat(parts)
@@ -271,7 +273,7 @@ def scatter(rows: Rows, plan: StepPlan, token_ids: Tensor) -> None:
 
 
 # rule 2
-@mistake("step_input.scatter", "do you read one on the host?")
+@mistake("step_input.scatter", "do you read one, or a row, on the host?")
 def scatter(rows: Rows, plan: StepPlan, token_ids: Tensor) -> None:
     ends = plan.starts + plan.lengths
     for chunk, token_id in zip(plan.sampling.tolist(), token_ids.tolist()):
