@@ -163,7 +163,9 @@ def slots(
     ax.set_xticks(range(block_size))
     ax.set_yticks(range(num_blocks))
     ax.set_ylim(num_blocks - 0.45, -0.55)
-    return picture(figure, f"Grid of {num_blocks} blocks of {block_size}. {'; '.join(words)}.")
+
+    alt = f"Grid of {num_blocks} blocks of {block_size}. {title}. {'; '.join(words)}."
+    return picture(figure, alt)
 
 
 # -- attention and logits ------------------------------------------------------------------------

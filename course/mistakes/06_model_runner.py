@@ -78,9 +78,7 @@ def token_positions(starts: Tensor, lengths: Tensor, owners: Tensor) -> Tensor:
 
 
 # rule 2 (SGLang's compute_position_torch loops like this where it has no kernel)
-@mistake(
-    "step_input.token_positions", "do you read a number of a tensor (int, tolist, a loop over it)"
-)
+@mistake("step_input.token_positions", "do you read a number of a tensor (int, tolist, a loop")
 def token_positions(starts: Tensor, lengths: Tensor, owners: Tensor) -> Tensor:
     parts = [torch.arange(s, s + n) for s, n in zip(starts.tolist(), lengths.tolist())]
     return torch.cat(parts)
