@@ -29,7 +29,9 @@ def _refuse_hidden_question(name, args, kwargs):
     """Sizes that depend on numbers in a tensor."""
     if name == "arange" and any(isinstance(arg, torch.Tensor) for arg in args):
         raise QuestionAsked("arange up to a tensor")
-    if name == "repeat_interleave" and kwargs.get("output_size") is None:
+    repeats = kwargs.get("repeats", args[1] if len(args) > 1 else args[0] if args else None)
+    is_sum = name == "repeat_interleave" and isinstance(repeats, torch.Tensor)
+    if is_sum and kwargs.get("output_size") is None:
         raise QuestionAsked("repeat_interleave without output_size")
     if name == "__getitem__" and getattr(args[1], "dtype", None) is torch.bool:
         raise QuestionAsked("x[mask]")

@@ -110,7 +110,8 @@ def test_a_step_that_samples_nothing_gives_no_logits():
     engine.runner.model = Counting()
     engine.memory.allocate(request, 3)
     first = engine.runner.forward(engine.runner.plan([Chunk(request, 0, 2, False, False)]))
-    assert len(first) == 0 and not seen, "no chunk samples: is the product with the vocabulary left"
+    assert len(first) == 0, "no chunk samples: is there a row of logits all the same?"
+    assert seen == [], "no chunk samples: is the product with the vocabulary left out?"
     last = engine.runner.forward(engine.runner.plan([Chunk(request, 2, 1, True, False)]))
     assert last.argmax(-1).tolist() == [next_token([3, 1, 4])], (
         "the second half of the prompt reads the keys of the first: were they stored?"

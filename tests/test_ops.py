@@ -183,11 +183,11 @@ def test_slots_past_two_to_the_31_are_right() -> None:
     """Block ids are int32, but the slot is computed in 64 bits."""
     tables = torch.tensor([[2**31 - 1]], dtype=torch.int32)
     slots = ops.slot_mapping(tables, torch.tensor([0]), torch.tensor([15]), 16)
-    assert slots.dtype == torch.int64
-    slot = slots.item()
+    slot, dtype = slots.item(), slots.dtype
     assert slot == 2**35 - 1, (
         "block ids are int32: is the product with the block size computed in 64 bits?"
     )
+    assert dtype == torch.int64, "slots are int64: does a float, or int32, come back?"
 
 
 @pytest.mark.exercise("ops.slot_mapping")

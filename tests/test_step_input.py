@@ -47,7 +47,7 @@ def test_positions_of_three_chunks():
     assert found.tolist() == [0, 1, 7, 2, 3], (
         "the third chunk begins at 2: whose tokens come before it in the step?"
     )
-    assert found.dtype == torch.int64
+    assert found.dtype == torch.int64, "positions are int64, like starts: is a float among them?"
 
 
 @pytest.mark.exercise("step_input.token_positions")
@@ -209,3 +209,22 @@ def test_padding_touches_no_row_of_a_request():
     assert inputs.slot_mapping.tolist() == [36, 36], "block 9"
     scatter(rows, plan, torch.tensor([5, 6]))
     assert not rows.token_ids[:2].any()
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda t: t + 1, None),
+        (lambda t: t.repeat_interleave(2), None),
+        (lambda t: torch.repeat_interleave(t, t, output_size=3), None),
+        (lambda t: torch.repeat_interleave(t, t), "repeat_interleave without output_size"),
+        (lambda t: torch.arange(2), "arange without device="),
+        (lambda t: torch.arange(t[0], device=t.device), "arange up to a tensor"),
+        (lambda t: [int(x) for x in (t[0], t[1])], "__int__"),
+        (lambda t: t.tolist(), "tolist"),
+        (lambda t: t[t > 1], "x[mask]"),
+    ],
+)
+def test_the_watch_sees_questions_and_nothing_else(function, expected):
+    """Of the checks' own stand-in for a GPU."""
+    assert question_of(function, torch.tensor([1, 2])) == expected
