@@ -134,7 +134,8 @@ def scatter(rows: Rows, plan: StepPlan, token_ids: Tensor) -> None:
     """Write the sampled tokens `[S]` into the rows, each behind its request's last token.
 
     `plan.sampling`, int64 `[S]`, says which of the N chunks sample. `rows.token_ids` is int32.
-    Nothing is read on the host.
+    Nothing is read on the host, and of the plan only the tensors are used: a graph replays this
+    with other numbers in them.
 
     Example: chunks in rows [6, 1] start at [2, 9] and have [3, 1] tokens; the second one samples
     42: it goes to row 1, position 10.

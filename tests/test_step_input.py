@@ -173,6 +173,19 @@ def test_each_sampled_token_finds_its_row():
 
 
 @pytest.mark.exercise("step_input.scatter")
+def test_only_the_plans_tensors_say_where():
+    """Its lists are the host's: a replayed step has other ones."""
+    rows, plan = two_rows()
+    plan.rows, plan.ends = [0], [1]
+    scatter(rows, plan, torch.tensor([98]))
+    row = plan.row_ids[0]
+    assert rows.token_ids[row, 6] == 98, (
+        "a replayed step (chapter 08) has new numbers in the plan's tensors and old ones in its"
+        " lists: do you use plan.rows or plan.ends?"
+    )
+
+
+@pytest.mark.exercise("step_input.scatter")
 def test_tokens_are_scattered_without_a_question_to_the_device():
     """The host does not know them yet."""
     rows, plan = two_rows()

@@ -270,6 +270,12 @@ def scatter(rows: Rows, plan: StepPlan, token_ids: Tensor) -> None:
     rows.token_ids[plan.row_ids[: len(plan.sampling)], ends] = token_ids.int()
 
 
+# rule 2: right until a graph replays it
+@mistake("step_input.scatter", "do you use plan.rows or plan.ends?")
+def scatter(rows: Rows, plan: StepPlan, token_ids: Tensor) -> None:
+    rows.token_ids[plan.rows, plan.ends] = token_ids.int()
+
+
 # rule 2
 @mistake("step_input.scatter", "do you read one, or a row, on the host?")
 def scatter(rows: Rows, plan: StepPlan, token_ids: Tensor) -> None:
