@@ -22,7 +22,7 @@ from minivllm.model_config import ModelConfig
 from minivllm.request import Chunk, Logprob, Request
 from minivllm.rows import Rows, StepPlan, to_device
 from minivllm.sampling_settings import SamplingRows, TokenLogprobs
-from minivllm.step_input import StepInput, gather, padding_plan, scatter
+from minivllm.step_input import gather, padding_plan, scatter
 
 
 class RunnerOps(Protocol):
@@ -204,9 +204,25 @@ class ModelRunner:
         return self.choose(plan, self.forward(plan))
 
     def forward(self, plan: StepPlan) -> Tensor:
-        """The first half: logits `[S, V]` of the chunks that sample, keys and values stored."""
+        """The first half of a step: logits `[S, V]` of the chunks that sample, in the plan's
+        order; `[0, ...]` if none does. All keys and values are stored on the way.
+
+        `self.model(input_ids, positions, attend)` gives the hidden states `[T, hidden]`, and
+        `self.model.logits` turns those of some tokens into logits. In each layer the model calls
+        `attend(layer, q, k, v)` with what is new: first `self.ops.store_kv(k, v, k_cache, v_cache,
+        slot_mapping)`, then the answer of `self.ops.attention(q, k_cache, v_cache, metadata,
+        self.scale)`. `self.kv_cache[layer]` holds the two caches of a layer.
+
+        Example: chunks of 3 and 4 tokens, both sample: logits of the tokens in places 2 and 6.
+        """
         inputs = gather(self.rows, plan, self.block_size, self.ops.slot_mapping)
-        hidden = self.model(inputs.input_ids, inputs.positions, self._attend(inputs))
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            k_cache, v_cache = self.kv_cache[layer]
+            self.ops.store_kv(k, v, k_cache, v_cache, inputs.slot_mapping)
+            return self.ops.attention(q, k_cache, v_cache, inputs.metadata, self.scale)
+
+        hidden = self.model(inputs.input_ids, inputs.positions, attend)
         # A product with the vocabulary costs as much as many layers: only where it is needed.
         if not plan.params:
             return hidden[:0]
@@ -230,14 +246,3 @@ class ModelRunner:
         most = max(k for k in num_logprobs if k is not None)
         rows = to_device(asking, torch.int64, self.device)
         return self.rank_tokens(logits[rows].float(), token_ids[rows], most)
-
-    def _attend(self, inputs: StepInput) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
-        """The function the model calls in each layer: store the new keys and values, then
-        attend to all of the request's."""
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            k_cache, v_cache = self.kv_cache[layer]
-            self.ops.store_kv(k, v, k_cache, v_cache, inputs.slot_mapping)
-            return self.ops.attention(q, k_cache, v_cache, inputs.metadata, self.scale)
-
-        return attend

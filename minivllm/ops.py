@@ -1,8 +1,8 @@
 """The tensor operations of a decoder in plain PyTorch: they run everywhere, and they are the
 oracle that the faster kernels of the same names and signatures are tested against.
 
-Leaves out fusion and everything that only one kind of device can do. Given (no notebook
-builds it); notebooks 05 and 06 call it, notebook 07 writes kernels to its signatures.
+Leaves out fusion and everything that only one kind of device can do. Notebook 06 builds the
+paged part; notebook 07 writes kernels to the signatures.
 
 Tensor letters: T tokens, N requests, H query heads, K key/value heads, G = H // K query heads
 per key/value head, D head dimension, I MLP width, B block size, S key positions.
@@ -143,8 +143,10 @@ def slot_mapping(
     """Where in the cache each token's key and value live: int64 `[T]`.
 
     Token t is position `positions[t]` of the request in row `owners[t]` of `block_tables
-    [N, max_blocks]`; slot = block id * block_size + offset in the block. Example: block size
-    16, row [7, 3]: position 17 is offset 1 of block 3, slot 49.
+    [N, max_blocks]` (int32 block ids; the other two int64). A block of `block_size` tokens begins
+    at slot `block id * block_size`. A slot may be larger than int32 holds.
+
+    Example: block size 16, row [7, 3]: position 17 is offset 1 of block 3, slot 49.
     """
     blocks = block_tables[owners, positions // block_size].long()
     return blocks * block_size + positions % block_size
@@ -245,7 +247,17 @@ def decode_attention(
     max_seq_len: int,
     scale: float,
 ) -> Tensor:
-    """Attention of one query per request: `q [N, H, D]` -> `[N, H, D]`; see `attention`."""
+    """Attention of one query per request to the keys in its blocks: `q [N, H, D]` -> `[N, H, D]`.
+
+    Request n sees the first `seq_lens[n]` positions of the blocks in `block_table[n]`
+    (`gather_blocks`), and nothing behind them; what lies there is finite. No request is longer
+    than `max_seq_len`. The caches are `[num_blocks, B, K, D]`; query heads come in K groups of G
+    neighbours, and group k reads key/value head k. A weight is the softmax, over what is seen, of
+    the products of query and keys times `scale`. The dtype of `q` comes back.
+
+    Example: D 1, scale 1, query [1], keys [[0], [ln 3]], values [[8], [4]]: weights 1/4 and 3/4,
+    so [5]; with the sequence length 1 it is [8]. Source: Kwon et al. 2023, arXiv 2309.06180.
+    """
     k = gather_blocks(k_cache, block_table, max_seq_len).transpose(1, 2)  # [N, K, S, D]
     v = gather_blocks(v_cache, block_table, max_seq_len).transpose(1, 2)
     seen = torch.arange(max_seq_len, device=q.device) < seq_lens[:, None]  # [N, S]

@@ -135,7 +135,7 @@ class Rows:
             self._write_tokens(new)
             self._write_settings(new)
         rows = [self.row_of[request.request_id] for request in requests]
-        self._write_new_blocks(requests, rows)
+        self.write_new_blocks(requests, rows)
         return rows
 
     def _take_row(self, request: Request) -> None:
@@ -174,8 +174,18 @@ class Rows:
             column = getattr(self, name)
             column[rows] = to_device(values, column.dtype, self.device)
 
-    def _write_new_blocks(self, requests: Sequence[Request], rows: Sequence[int]) -> None:
-        """Copy what the block tables have gained since the last step."""
+    def write_new_blocks(self, requests: Sequence[Request], rows: Sequence[int]) -> None:
+        """Copy to the device what the block tables of `requests` have gained since it last heard
+        of them, and nothing else; `rows` are the requests' row numbers.
+
+        On the device, `self.block_table[row, index]` is entry `index` of a table (int32). On the
+        host, `self.num_blocks[row]` is the number of entries that are there already. Tables only
+        grow. All that was gained travels in one copy (`to_device`), and a step in which nobody
+        gained a block does nothing on the device.
+
+        Example: row 0 has [7] of a table [7, 8], row 2 nothing of [3, 4]: 8, 3 and 4 are written
+        to (0, 1), (2, 0) and (2, 1), and `num_blocks` of both is 2.
+        """
         gained = [
             (row, index, request.block_table[index])
             for request, row in zip(requests, rows)
@@ -185,9 +195,9 @@ class Rows:
             return
         for row, index, _ in gained:
             self.num_blocks[row] = index + 1
-        row_ids, indices, blocks = to_device(
-            list(chain.from_iterable(zip(*gained))), torch.int64, self.device
-        ).split(len(gained))
+        columns = chain.from_iterable(zip(*gained))  # all rows, then all indices, then all blocks
+        numbers = to_device(list(columns), torch.int64, self.device)
+        row_ids, indices, blocks = numbers.split(len(gained))
         self.block_table[row_ids, indices] = blocks.to(torch.int32)
 
     def release(self, request: Request) -> None:

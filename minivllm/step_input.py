@@ -71,8 +71,14 @@ def token_owners(lengths: Tensor, num_tokens: int) -> Tensor:
 
 
 def token_positions(starts: Tensor, lengths: Tensor, owners: Tensor) -> Tensor:
-    """The position of each token in its own text `[T]`; starts 9, 4 with lengths 1, 3 give
-    9 4 5 6."""
+    """Where each of a step's T tokens stands in the text of its own request, int64 `[T]`.
+
+    `starts` and `lengths`, int64 `[N]`, are the position of each chunk's first token and its
+    number of tokens; `owners`, int64 `[T]`, is the chunk of each token (`token_owners`). All on
+    one device, where all of it is computed: no number is read on the host.
+
+    Example: starts [9, 4] with lengths [1, 3], so owners [0, 1, 1, 1], give [9, 4, 5, 6].
+    """
     # A token's place in the step, less its chunk's first place, counts up from 0 in each chunk.
     first_places = lengths.cumsum(0) - lengths
     places = torch.arange(len(owners), device=owners.device)
@@ -84,22 +90,31 @@ def query_starts(lengths: Tensor) -> Tensor:
     return torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
 
 
+def token_places(plan: StepPlan) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Whose each token is and where: `owners` and `positions` `[T]`, `query_starts` `[N + 1]`
+    int32, and the places `[S]` of the tokens after which one is sampled; the others int64."""
+    if plan.is_decode:  # the same numbers, without computing them
+        starts = torch.arange(len(plan.row_ids) + 1, dtype=torch.int32, device=plan.starts.device)
+        return plan.sampling, plan.starts, starts, plan.sampling
+    owners = token_owners(plan.lengths, plan.num_tokens)
+    starts = query_starts(plan.lengths)
+    last = (starts[1:] - 1)[plan.sampling].long()
+    return owners, token_positions(plan.starts, plan.lengths, owners), starts, last
+
+
 def gather(rows: Rows, plan: StepPlan, block_size: int, slot_mapping: SlotMapping) -> StepInput:
-    """Build a step's input out of the rows, on the device alone.
+    """A step's input, read out of the rows on the device alone.
 
     The forebears' `prepare_prefill` and `prepare_decode` in one: a decoding request is a
-    chunk of one token.
+    chunk of one token. Chunk n belongs to row `plan.row_ids[n]`, and its block table is entry n
+    of the metadata's `block_table`. A chunk's keys end with it: `seq_lens[n]`, int32, counts the
+    positions up to its last token, whatever else its row holds. `slot_mapping` is `ops`'.
+
+    Example, block size 4: row 6 holds the tokens [10, 11, 12, 13] and the blocks [7, 2]; its
+    chunk starts at 2 and has 2 tokens. input_ids [12, 13], positions [2, 3], slots [30, 31],
+    seq_lens [4].
     """
-    # 1. Whose token each one is, and where in the text it stands.
-    if plan.is_decode:
-        owners, positions, last = plan.sampling, plan.starts, plan.sampling
-        starts = torch.arange(len(owners) + 1, dtype=torch.int32, device=rows.device)
-    else:
-        owners = token_owners(plan.lengths, plan.num_tokens)
-        positions = token_positions(plan.starts, plan.lengths, owners)
-        starts = query_starts(plan.lengths)
-        last = (starts[1:] - 1)[plan.sampling].long()
-    # 2. What the rows hold of it.
+    owners, positions, starts, last = token_places(plan)
     block_table = rows.block_table[plan.row_ids]
     metadata = AttentionMetadata(
         block_table=block_table,
@@ -109,17 +124,22 @@ def gather(rows: Rows, plan: StepPlan, block_size: int, slot_mapping: SlotMappin
         max_query_len=plan.max_query_len,
         max_seq_len=plan.max_seq_len,
     )
-    return StepInput(
-        input_ids=rows.token_ids[plan.row_ids[owners], positions],
-        positions=positions,
-        slot_mapping=slot_mapping(block_table, owners, positions, block_size),
-        last=last,
-        metadata=metadata,
-    )
+    # Owners count the chunks of this step; the rows have numbers of their own.
+    input_ids = rows.token_ids[plan.row_ids[owners], positions]
+    slots = slot_mapping(block_table, owners, positions, block_size)
+    return StepInput(input_ids, positions, slots, last, metadata)
 
 
 def scatter(rows: Rows, plan: StepPlan, token_ids: Tensor) -> None:
-    """Write the sampled tokens `[S]` into the rows, each behind its request's last token."""
+    """Write the sampled tokens `[S]` into the rows, each behind its request's last token.
+
+    `plan.sampling`, int64 `[S]`, says which of the N chunks sample. `rows.token_ids` is int32.
+    Nothing is read on the host, and of the plan only the tensors are used: a graph replays this
+    with other numbers in them.
+
+    Example: chunks in rows [6, 1] start at [2, 9] and have [3, 1] tokens; the second one samples
+    42: it goes to row 1, position 10.
+    """
     row_ids = plan.row_ids[plan.sampling]
     ends = (plan.starts + plan.lengths)[plan.sampling]
     rows.token_ids[row_ids, ends] = token_ids.to(torch.int32)

@@ -1,7 +1,13 @@
 """A step, from chunks to tokens."""
 
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
 from stand_in import (
     STAND_IN_OPS,
     VOCAB_SIZE,
@@ -29,6 +35,87 @@ def run_chunks(parts, num_tokens=9):
         assert len(pending.wait()) == samples
         start += length
     return pending.wait(), request
+
+
+def forward_of(*chunks):
+    """A runner's logits of a step, by the token that each row of them names."""
+    engine = make_engine()
+    for chunk in chunks:
+        engine.memory.allocate(chunk.request, chunk.end)
+    return engine.runner.forward(engine.runner.plan(chunks))
+
+
+@pytest.mark.exercise("model_runner.ModelRunner.forward")
+def test_the_new_keys_are_stored_before_anybody_looks():
+    """In each layer, into that layer's caches, with the step's slots and metadata."""
+    engine, request, calls = make_engine(), make_request("a", [3, 1], 5), []
+    runner = engine.runner
+
+    def store(k, v, k_cache, v_cache, slots):
+        same = k_cache.data_ptr() == runner.kv_cache[0, 0].data_ptr()
+        calls.append(("store", same, slots.tolist()))
+
+    def attention(q, k_cache, v_cache, metadata, scale):
+        same = v_cache.data_ptr() == runner.kv_cache[0, 1].data_ptr()
+        calls.append(("look", same, metadata.seq_lens.tolist()))
+        return q
+
+    runner.ops = SimpleNamespace(
+        slot_mapping=STAND_IN_OPS.slot_mapping, store_kv=store, attention=attention
+    )
+    engine.memory.allocate(request, 2)
+    runner.forward(runner.plan([Chunk(request, 0, 2, True, False)]))
+    slots = [4 * request.block_table[0], 4 * request.block_table[0] + 1]
+    assert calls[:1] == [("store", True, slots)], (
+        "the new keys must be in the cache before a query looks: do you store first?"
+    )
+    assert calls[1:] == [("look", True, [2])], "then attention, with the caches of this layer"
+
+
+@pytest.mark.exercise("model_runner.ModelRunner.forward")
+def test_a_prompt_gives_the_logits_after_its_last_token():
+    """One row, whatever the prompt's length."""
+    logits = forward_of(Chunk(make_request("a", [3, 1, 4], 5), 0, 3, True, False))
+    assert len(logits) == 1, "one chunk samples: are there logits for its last token alone?"
+    assert logits.argmax(-1).tolist() == [next_token([3, 1, 4])], (
+        "the logits after 3, 1, 4: are they those of the last token, and did its query see the keys"
+        " of this step?"
+    )
+
+
+@pytest.mark.exercise("model_runner.ModelRunner.forward")
+def test_every_chunk_that_samples_has_its_own_last_token():
+    """Three chunks, of which the one in the middle samples nothing."""
+    texts = [[5, 9], [7, 8, 9], [1, 2, 3, 4]]
+    requests = [make_request(str(i), text, 5) for i, text in enumerate(texts)]
+    chunks = [Chunk(r, 0, len(r.token_ids), r is not requests[1], False) for r in requests]
+    logits = forward_of(*chunks)
+    assert len(logits) == 2, "two of three chunks sample: are there logits for their tokens alone?"
+    assert logits.argmax(-1).tolist() == [next_token(texts[0]), next_token(texts[2])], (
+        "the chunks' last tokens stand in places 1 and 8 of the step: whose logits are these?"
+    )
+
+
+@pytest.mark.exercise("model_runner.ModelRunner.forward")
+def test_a_step_that_samples_nothing_gives_no_logits():
+    """The model runs, its keys and values are stored, and the vocabulary is left alone."""
+    request, seen = make_request("a", [3, 1, 4], 5), []
+
+    class Counting(StandInModel):
+        def logits(self, hidden):
+            seen.append(len(hidden))
+            return super().logits(hidden)
+
+    engine = make_engine()
+    engine.runner.model = Counting()
+    engine.memory.allocate(request, 3)
+    first = engine.runner.forward(engine.runner.plan([Chunk(request, 0, 2, False, False)]))
+    assert len(first) == 0, "no chunk samples: is there a row of logits all the same?"
+    assert seen == [], "no chunk samples: is the product with the vocabulary left out?"
+    last = engine.runner.forward(engine.runner.plan([Chunk(request, 2, 1, True, False)]))
+    assert last.argmax(-1).tolist() == [next_token([3, 1, 4])], (
+        "the second half of the prompt reads the keys of the first: were they stored?"
+    )
 
 
 @pytest.mark.parametrize("parts", [[9], [4, 5], [1] * 9, [8, 1], [3, 3, 3]])

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parent))
+from device_watch import question_of
 
 from minivllm import ops
 from minivllm.model_config import RopeConfig
@@ -152,19 +157,45 @@ def test_apply_rope_keeps_bfloat16_and_rounds_once() -> None:
 # -- paged cache --
 
 
+@pytest.mark.exercise("ops.slot_mapping")
 def test_slot_is_block_id_times_block_size_plus_offset() -> None:
-    """Positions 15 and 16 lie in different blocks; each token looks in its owner's row."""
+    """Positions 15 and 16 lie in different blocks."""
+    table, owners = torch.tensor([[7, 3] + [0] * 14], dtype=torch.int32), torch.tensor([0, 0, 0])
+    slots = ops.slot_mapping(table, owners, torch.tensor([0, 15, 16]), 16).tolist()
+    assert slots == [112, 127, 48], (
+        "position 15 is the last of block 7, and 16 the first of block 3: which of // and %"
+        " chooses the entry of the table?"
+    )
+
+
+@pytest.mark.exercise("ops.slot_mapping")
+def test_each_token_looks_in_its_owners_table() -> None:
+    """Position 17 of two requests: two slots."""
     tables = torch.tensor([[7, 3], [2, 5]], dtype=torch.int32)
-    owners, positions = torch.tensor([0, 0, 0, 1]), torch.tensor([0, 15, 16, 17])
-    slots = ops.slot_mapping(tables, owners, positions, 16)
-    assert slots.tolist() == [112, 127, 48, 81] and slots.dtype == torch.int64
+    slots = ops.slot_mapping(tables, torch.tensor([1, 0]), torch.tensor([17, 17]), 16)
+    assert slots.tolist() == [81, 49], (
+        "token 0 belongs to the request in row 1: does it look into that row of block_tables?"
+    )
 
 
+@pytest.mark.exercise("ops.slot_mapping")
 def test_slots_past_two_to_the_31_are_right() -> None:
     """Block ids are int32, but the slot is computed in 64 bits."""
     tables = torch.tensor([[2**31 - 1]], dtype=torch.int32)
     slots = ops.slot_mapping(tables, torch.tensor([0]), torch.tensor([15]), 16)
-    assert slots.item() == (2**31 - 1) * 16 + 15
+    slot, dtype = slots.item(), slots.dtype
+    assert slot == 2**35 - 1, (
+        "block ids are int32: is the product with the block size computed in 64 bits?"
+    )
+    assert dtype == torch.int64, "slots are int64: does a float, or int32, come back?"
+
+
+@pytest.mark.exercise("ops.slot_mapping")
+def test_slots_are_computed_where_the_tensors_are() -> None:
+    """A question to the device would wait for all that runs there."""
+    tables, owners = torch.tensor([[7, 3], [2, 5]], dtype=torch.int32), torch.tensor([1, 0])
+    question = question_of(ops.slot_mapping, tables, owners, torch.tensor([17, 3]), 16)
+    assert question is None, "do you read a number of a tensor on the host (int, tolist, a loop)?"
 
 
 def test_store_kv_writes_its_slots_and_no_other() -> None:
@@ -188,6 +219,85 @@ def test_gather_blocks_returns_positions_in_the_order_of_the_table() -> None:
 
 
 # -- attention --
+
+
+def attend_alone(
+    q: list[float], k: list[list[float]], v: list[list[float]], seq_lens: list[int], **more: float
+) -> list[float]:
+    """`decode_attention` with head size 1 and blocks of two: `k[n]` and `v[n]` are what lies in
+    the blocks of request n, which are in no order; `q` has one number for each head of each."""
+    num_requests, width = len(k), len(k[0]) // 2
+    table = torch.arange(num_requests * width).flip(0).view(num_requests, width)
+    caches = [torch.zeros(num_requests * width, 2, 1, 1) for _ in range(2)]
+    for cache, content in zip(caches, (k, v)):
+        cache[table.flatten()] = torch.tensor(content).view(-1, 2, 1, 1)
+    queries = torch.tensor(q).view(num_requests, -1, 1)
+    longest = int(more.get("max_seq_len", max(seq_lens)))
+    lens = torch.tensor(seq_lens, dtype=torch.int32)
+    scale = more.get("scale", 1.0)
+    out = ops.decode_attention(queries, *caches, table.int(), lens, longest, scale)
+    return [round(number, 3) for number in out.flatten().tolist()]
+
+
+LN3 = math.log(3)
+
+
+@pytest.mark.exercise("ops.decode_attention")
+def test_what_is_seen_stays_a_number() -> None:
+    """0 times infinity is none."""
+    out = attend_alone([1.0, 1.0], [[0.0, LN3, 0.0, 0.0]] * 2, [[8.0, 4.0, 0.0, 0.0]] * 2, [2, 3])
+    assert out[0] == out[0], "the result is NaN: is something multiplied by infinity where it is 0?"
+
+
+@pytest.mark.exercise("ops.decode_attention")
+def test_a_query_weighs_the_values_of_its_request() -> None:
+    """Keys 0 and ln 3: weights 1/4 and 3/4; the other request has the same keys in other order."""
+    out = attend_alone([1.0, 1.0], [[0.0, LN3], [LN3, 0.0]], [[8.0, 4.0], [8.0, 4.0]], [2, 2])
+    assert out == [5.0, 7.0], "weights 1/4 and 3/4 of 8 and 4: softmax(query . keys) times values"
+
+
+@pytest.mark.exercise("ops.decode_attention")
+def test_scores_are_multiplied_by_the_scale() -> None:
+    """Keys 0 and 2 ln 3 at scale 1/2 are as good as 0 and ln 3."""
+    out = attend_alone([1.0], [[0.0, 2 * LN3]], [[8.0, 4.0]], [2], scale=0.5)
+    assert out == [5.0], "the products are multiplied by scale before the softmax"
+
+
+@pytest.mark.exercise("ops.decode_attention")
+def test_nothing_behind_the_last_position_is_seen() -> None:
+    """One of two slots is written, and one of two requests is shorter than the longest."""
+    assert attend_alone([1.0], [[0.0, 50.0]], [[8.0, 4.0]], [1], max_seq_len=2) == [8.0], (
+        "sequence length 1, and the longest is 2: is the second slot masked?"
+    )
+    keys, values = [[0.0, LN3, 0.0, 50.0], [0.0, LN3, 50.0, 50.0]], [[8.0, 4.0, 8.0, 99.0]] * 2
+    assert attend_alone([1.0, 1.0], keys, values, [3, 2])[1] == 5.0, (
+        "the second request has 2 positions, the first one 3: is each masked at its own length?"
+    )
+
+
+@pytest.mark.exercise("ops.decode_attention")
+def test_neighbouring_heads_share_keys() -> None:
+    """Four query heads and two key heads: heads 0 and 1 read key head 0."""
+    caches = torch.zeros(1, 2, 2, 1), torch.tensor([8.0, 4.0, 8.0, 4.0]).view(1, 2, 2, 1)
+    lens, table = torch.tensor([2], dtype=torch.int32), torch.zeros(1, 1, dtype=torch.int32)
+    out = ops.decode_attention(torch.zeros(1, 4, 1), *caches, table, lens, 2, 1.0)
+    assert out.shape == (1, 4, 1), "one result for each query head"
+    assert out.flatten().tolist() == [8.0, 8.0, 4.0, 4.0], (
+        "4 query heads, 2 key heads: do heads 0 and 1 share the first, and 2 and 3 the second?"
+    )
+
+
+@pytest.mark.exercise("ops.decode_attention")
+def test_attention_asks_the_device_nothing() -> None:
+    """The host knows how long the longest request is."""
+    q, cache = torch.zeros(2, 6, 8), torch.zeros(5, 4, 2, 8)
+    table, lens = torch.zeros(2, 3, dtype=torch.int32), torch.tensor([3, 9], dtype=torch.int32)
+    question = question_of(ops.decode_attention, q, cache, cache, table, lens, 9, 0.5)
+    assert question is None, (
+        "do you ask for a maximum (max_seq_len is known), loop over the lengths, or make a tensor"
+        " elsewhere (device=q.device)?"
+    )
+
 
 BLOCK = 4
 

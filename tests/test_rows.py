@@ -7,6 +7,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+from device_watch import operations_of
 from row_makers import make_plan, make_request, write
 
 from minivllm.request import SamplingParams
@@ -16,6 +17,58 @@ from minivllm.sampling_settings import bias_entries, has_filters, has_penalties
 CPU = torch.device("cpu")
 
 
+def rows_for(*requests):
+    """Rows in which these requests have a row each, and nothing of their blocks is written."""
+    rows = Rows(max_num_seqs=len(requests) + 1, max_model_len=40, max_blocks=10, device=CPU)
+    tables = [request.block_table for request in requests]
+    for request in requests:
+        request.block_table = []
+    row_ids = rows.update(requests)
+    for request, table in zip(requests, tables):
+        request.block_table = table
+    return rows, row_ids
+
+
+@pytest.mark.exercise("rows.Rows.write_new_blocks")
+def test_each_request_gets_its_blocks_into_its_own_row():
+    """Whatever its place in the step; nobody else's row is touched."""
+    first, second = make_request("a", [1], [7, 8]), make_request("b", [1], [3])
+    rows, (a, b) = rows_for(first, second)
+    rows.write_new_blocks([second, first], [b, a])
+    written = rows.block_table[[a, b], :3].tolist()
+    assert written == [[7, 8, 0], [3, 0, 0]], (
+        "b comes first in the step: does each table go into the request's own row?"
+    )
+    other = ({0, 1, 2} - {a, b}).pop()
+    assert not rows.block_table[other].any(), "a row that is in nobody's hands stays as it is"
+
+
+@pytest.mark.exercise("rows.Rows.write_new_blocks")
+def test_the_host_remembers_what_the_device_has():
+    """Also of a request that gained nothing."""
+    first, second = make_request("a", [1], [7, 8]), make_request("b", [1], [3])
+    rows, (a, b) = rows_for(first, second)
+    rows.write_new_blocks([first, second], [a, b])
+    second.block_table.append(9)
+    rows.write_new_blocks([first, second], [a, b])
+    counts = [rows.num_blocks[a], rows.num_blocks[b]]
+    assert counts == [2, 2], "does num_blocks say how many entries are on the device now?"
+
+
+@pytest.mark.exercise("rows.Rows.write_new_blocks")
+def test_new_blocks_come_behind_the_old_ones():
+    """At the places that they have in the table."""
+    request = make_request("a", [1], [7])
+    rows, row_ids = rows_for(request)
+    rows.write_new_blocks([request], row_ids)
+    request.block_table += [8, 9]
+    rows.write_new_blocks([request], row_ids)
+    assert rows.block_table[row_ids[0], :4].tolist() == [7, 8, 9, 0], (
+        "8 is entry 1 of the table, and 9 is entry 2: do they keep their places?"
+    )
+
+
+@pytest.mark.exercise("rows.Rows.write_new_blocks")
 def test_only_new_blocks_are_written():
     """A row keeps what it has; new entries come behind it."""
     rows = Rows(max_num_seqs=1, max_model_len=12, max_blocks=3, device=CPU)
@@ -24,7 +77,33 @@ def test_only_new_blocks_are_written():
     rows.block_table[row, 0] = 70  # would be lost if the row were written again
     request.block_table.append(8)
     assert rows.update([request]) == [row]
-    assert rows.block_table[row].tolist() == [70, 8, 0]
+    assert rows.block_table[row].tolist() == [70, 8, 0], (
+        "entry 0 was on the device already: do you write the whole table again?"
+    )
+
+
+@pytest.mark.exercise("rows.Rows.write_new_blocks")
+def test_a_step_without_new_blocks_does_nothing_on_the_device():
+    """15 of 16 decode steps of a request are like this."""
+    request = make_request("a", [1], [7, 8])
+    rows, row_ids = rows_for(request)
+    rows.write_new_blocks([request], row_ids)
+    count = operations_of(rows.write_new_blocks, [request], row_ids)
+    assert count == 0, "nothing was gained: do you send an empty list to the device?"
+
+
+@pytest.mark.exercise("rows.Rows.write_new_blocks")
+def test_all_new_blocks_travel_at_once():
+    """As many operations for nine blocks of three requests as for one."""
+    one = make_request("a", [1], [7])
+    few = operations_of(rows_for(one)[0].write_new_blocks, [one], [0])
+    three = [make_request(name, [1], [4, 5, 6]) for name in "bcd"]
+    rows, row_ids = rows_for(*three)
+    many = operations_of(rows.write_new_blocks, three, row_ids)
+    assert many <= few, (
+        "nine blocks take more operations than one: does each request, or each block, get a copy"
+        " of its own? On a GPU each costs a launch"
+    )
 
 
 def test_a_row_is_given_back_and_written_anew():
