@@ -1,0 +1,134 @@
+"""drawing: weights without overflow, and draws in proportion to them.
+
+The tests with an `exercise` mark are checks of notebook 10; what a failed assert says is the hint
+a learner reads.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from sampling_cases import NUM_DRAWS, assert_fits, logits_of
+
+from minivllm.drawing import draw, invert_cdf, weigh
+from minivllm.noise import hash_counter, to_uniform
+
+INF = math.inf
+
+# -- temperature -------------------------------------------------------------------------
+
+
+def test_temperature_divides_the_logits() -> None:
+    """.25 : .75 becomes .1 : .9 at 0.5, since odds are squared."""
+    weights = weigh(logits_of(0.25, 0.75).expand(3, 2), torch.tensor([1.0, 0.5, 100]))
+    assert torch.allclose(weights[:2], torch.tensor([[1 / 3, 1.0], [1 / 9, 1.0]]))
+    assert 0.98 < weights[2, 0] < 1
+
+
+def test_weights_are_exact_far_below_the_largest() -> None:
+    """They have the relative error of float32, at all sizes of logits and temperatures."""
+    logits = 9 * torch.randn(20, 1000, generator=torch.Generator().manual_seed(0))
+    for temperature in (0.3, 1.0, 7.0):
+        shifted = (logits - logits.amax(-1, keepdim=True)).double() / temperature
+        expected = shifted.exp()[shifted > -80]
+        weights = weigh(logits, torch.full((20,), temperature))[shifted > -80]
+        assert torch.allclose(weights.double(), expected, rtol=2e-5, atol=0)
+
+
+def test_weights_of_a_row_are_the_same_alone_and_in_a_batch() -> None:
+    """Bit for bit, in rows so short that no vector instruction takes one whole."""
+    logits = torch.randn(300, 7, generator=torch.Generator().manual_seed(0))
+    together = weigh(logits, torch.full((300,), 0.7))
+    alone = [weigh(row, torch.full((1,), 0.7)) for row in logits.split(1)]
+    assert torch.equal(torch.cat(alone), together)
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e-38, 1e-45, 100.0, 3e38])
+def test_extreme_temperatures_stay_finite(temperature: float) -> None:
+    """Tiny ones put all mass on the largest logit, huge ones spread it evenly."""
+    logits = torch.tensor([[-1e4, 1e4, 0.0, -INF]])
+    weights = weigh(logits, torch.tensor([temperature]))
+    assert weights.isfinite().all() and weights[0, 3] == 0
+    if temperature < 1:
+        assert weights.tolist() == [[0, 1, 0, 0]]
+    if temperature > 1e9:
+        assert torch.allclose(weights[0, :3], torch.tensor(1.0))
+
+
+# -- drawing -----------------------------------------------------------------------------
+
+
+def test_inverse_cdf_splits_0_to_1_by_mass() -> None:
+    """The running sums .5, .5, 1 split at .5; what is left of the uniform is the way into
+    that mass."""
+    masses = torch.tensor([0.5, 0.0, 0.5]).expand(4, 3)
+    uniforms = torch.tensor([0.0, 0.25, 0.5, 0.875], dtype=torch.float64)
+    for scale in (1, 8):
+        places, rest = invert_cdf(scale * masses, uniforms)
+        assert places.tolist() == [0, 0, 2, 2]
+        assert rest.tolist() == [0.0, 0.5, 0.0, 0.75]
+
+
+def test_rest_of_a_uniform_stays_below_1() -> None:
+    """Also where rounding puts it on the border: it is used for the next draw."""
+    masses = torch.rand(5000, 7, generator=torch.Generator().manual_seed(0)) ** 20
+    uniforms = masses[:, :3].double().sum(-1) / masses.double().sum(-1)
+    for nudge in (1 - 2**-52, 1.0, 1 + 2**-52):
+        _, rest = invert_cdf(masses, (uniforms * nudge).clamp(max=1 - 2**-53))
+        assert (rest >= 0).all() and (rest < 1).all()
+
+
+def test_a_token_of_probability_0_is_never_drawn() -> None:
+    """For uniforms at both ends and on every border between tokens, within a block of the
+    search and across blocks."""
+    probs = torch.tensor([0.0, 0.25, 0.0, 0.25, 0.0]).repeat_interleave(100)
+    probs[torch.arange(500) % 100 > 1] = 0  # tokens 100, 101 and 300, 301 remain
+    borders = [0.0, 0.2499, 0.25, 0.4999, 0.5, 0.75, 1 - 2**-53]
+    uniforms = torch.tensor(borders, dtype=torch.float64)
+    token_ids = draw(probs.expand(7, 500), uniforms)
+    assert token_ids.tolist() == [100, 100, 101, 101, 300, 301, 301]
+
+
+def test_the_largest_uniform_never_falls_off_the_end() -> None:
+    """Whatever the sum rounds to, the last token of positive mass is drawn."""
+    probs = torch.rand(500, 37, generator=torch.Generator().manual_seed(0))
+    probs[:, 30:] = 0
+    uniforms = torch.full((500,), 1 - 2**-53, dtype=torch.float64)
+    assert set(draw(probs, uniforms).tolist()) == {29}
+    assert draw(torch.tensor([[0.0] * 200 + [1e-9] + [0.0] * 200]), uniforms[:1]).tolist() == [200]
+
+
+def test_draw_is_the_inverse_cdf_of_the_vocabulary() -> None:
+    """In two steps as in one, but for uniforms that rounding moves over a border."""
+    probs = torch.randn(2000, 1003, generator=torch.Generator().manual_seed(0)).exp()
+    uniforms = to_uniform(hash_counter(torch.tensor(0), torch.arange(2000)))
+    cdf = probs.double().cumsum(-1)
+    expected = (cdf <= uniforms[:, None] * cdf[:, -1:]).sum(-1)
+    assert (draw(probs, uniforms) == expected).float().mean() > 0.99
+
+
+@pytest.mark.parametrize("ids", [[0, 1, 2, 3], [0, 150, 300, 450]])
+def test_small_probabilities_keep_their_share_of_the_sum(ids: list[int]) -> None:
+    """Tokens of 1e-9 behind one of 1, which sums in float32 would swallow."""
+    probs = torch.zeros(4, 500)
+    probs[:, ids] = torch.tensor([1.0, 1e-9, 1e-9, 1e-9])
+    places = torch.tensor([0.9, 1 + 0.5e-9, 1 + 1.5e-9, 1 + 2.5e-9], dtype=torch.float64)
+    assert draw(probs, places / (1 + 3e-9)).tolist() == ids
+
+
+def test_distribution_across_blocks_of_the_search() -> None:
+    """64 unequal tokens, 16 in each quarter of a vocabulary of 512."""
+    probs = torch.zeros(512)
+    ids = torch.arange(0, 512, 8)
+    probs[ids] = 0.2 + (ids * 37 % 64) / 64
+    token_ids = draw(
+        probs.expand(NUM_DRAWS, -1),
+        to_uniform(hash_counter(torch.tensor(7), torch.arange(NUM_DRAWS))),
+    )
+    assert_fits(token_ids.bincount(minlength=512), probs.tolist())
