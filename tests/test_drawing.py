@@ -14,14 +14,73 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+import sampling_calls
 from sampling_cases import NUM_DRAWS, assert_fits, logits_of
 
 from minivllm.drawing import draw, invert_cdf, weigh
 from minivllm.noise import hash_counter, to_uniform
 
 INF = math.inf
+LN3 = math.log(3)
 
 # -- temperature -------------------------------------------------------------------------
+
+
+@pytest.mark.exercise("drawing.weigh")
+def test_the_temperature_divides_the_logits() -> None:
+    """Odds of 1 : 3 are 1 : 9 at 0.5 and 1 : 1.73 at 2."""
+    weigh = sampling_calls.weigh
+    assert weigh([[0, LN3]], [1]) == [[0.3333, 1]], (
+        "the largest weighs 1, the other a third of it: do you divide by the sum, or forget exp?"
+    )
+    assert weigh([[0, LN3]], [0.5]) == [[0.1111, 1]], (
+        "0.5 makes the difference twice as large: do you multiply where you must divide?"
+    )
+    assert weigh([[0, LN3], [0, LN3]], [2, 1]) == [[0.5774, 1], [0.3333, 1]], (
+        "each row has its own temperature: is it a column, [N, 1]?"
+    )
+
+
+@pytest.mark.exercise("drawing.weigh")
+def test_large_logits_overflow_nothing() -> None:
+    """exp(100) is more than float32 holds; exp(0) is not."""
+    weigh = sampling_calls.weigh
+    assert weigh([[100, 100 - LN3, -100]], [1]) == [[1, 0.3333, 0]], (
+        "exp(100) is inf in float32: what can you take from all logits of a row beforehand?"
+    )
+    assert weigh([[-200, -200]], [1]) == [[1, 1]], "exp(-200) is 0 in float32, exp(0) is 1"
+    assert weigh([[20, 10]], [1e-38]) == [[1, 0]], (
+        "20 / 1e-38 is inf, and inf - inf is NaN: which comes first, dividing or subtracting?"
+    )
+
+
+@pytest.mark.exercise("drawing.weigh")
+def test_temperature_0_counts_as_1() -> None:
+    """Greedy rows are in the batch too; nothing of theirs may become inf or NaN."""
+    weigh = sampling_calls.weigh
+    assert weigh([[0, LN3]], [0]) == [[0.3333, 1]], "do you divide by a temperature of 0?"
+    assert weigh([[0, LN3], [0, LN3]], [0, 0.5]) == [[0.3333, 1], [0.1111, 1]], (
+        "a greedy row beside a random one: is each row's own temperature looked at?"
+    )
+
+
+@pytest.mark.exercise("drawing.weigh")
+def test_a_row_weighs_the_same_in_any_batch() -> None:
+    """A neighbour with large logits changes nothing."""
+    weigh = sampling_calls.weigh
+    assert weigh([[0, LN3], [500, 500]], [1, 1]) == [[0.3333, 1], [1, 1]], (
+        "500 stands in another row: do you take the largest of the row, or of the batch?"
+    )
+
+
+@pytest.mark.exercise("drawing.weigh")
+def test_logits_keep_their_values() -> None:
+    """Log-probabilities are computed from them later."""
+    logits = torch.tensor([[1.0, 2.0]])
+    weigh(logits, torch.tensor([0.5]))
+    assert logits.tolist() == [[1, 2]], (
+        "the logits are needed again, for logprobs: do you subtract in place?"
+    )
 
 
 def test_temperature_divides_the_logits() -> None:
@@ -62,6 +121,54 @@ def test_extreme_temperatures_stay_finite(temperature: float) -> None:
 
 
 # -- drawing -----------------------------------------------------------------------------
+
+
+@pytest.mark.exercise("drawing.invert_cdf")
+def test_a_uniform_falls_on_the_place_whose_sum_exceeds_it() -> None:
+    """Running sums .5, .75, 1."""
+    invert_cdf = sampling_calls.invert_cdf
+    assert invert_cdf([0.5, 0.25, 0.25], 0.25)[0] == 0
+    assert invert_cdf([0.5, 0.25, 0.25], 0.6)[0] == 1, (
+        "the sums are .5, .75, 1: the first above 0.6 is the second"
+    )
+    assert invert_cdf([2, 1, 1], 0.6)[0] == 1, "the masses sum to 4: of what is `uniforms` a share?"
+
+
+@pytest.mark.exercise("drawing.invert_cdf")
+def test_a_place_without_mass_is_never_drawn() -> None:
+    """Neither at 0 nor on the border between two places."""
+    invert_cdf = sampling_calls.invert_cdf
+    assert invert_cdf([0.5, 0, 0.5], 0.5)[0] == 2, (
+        "the sums are .5, .5, 1: the first *above* .5 is the third. Does your search stop at equal?"
+    )
+    assert invert_cdf([0, 1], 0)[0] == 1, "a uniform can be 0, and place 0 has no mass"
+    assert invert_cdf([0.7, 0.1, 0.1, 0], 1 - 2**-53)[0] == 2, (
+        "the largest uniform is 1 - 2**-53, and in float32 that is 1: what type do you compare in?"
+    )
+
+
+@pytest.mark.exercise("drawing.invert_cdf")
+def test_small_masses_keep_their_share() -> None:
+    """Behind 1 a mass of 1e-9 changes no sum in float32."""
+    places, _ = invert_cdf(
+        torch.tensor([[1, 1e-9, 1e-9]]), torch.tensor([1 / (1 + 2e-9) + 5e-10], dtype=torch.float64)
+    )
+    assert places.tolist() == [1], (
+        "1 + 1e-9 is 1 in float32: in which type do you sum (`cumsum` has `dtype`)?"
+    )
+
+
+@pytest.mark.exercise("drawing.invert_cdf")
+def test_what_is_left_of_the_uniform_is_uniform_again() -> None:
+    """How far into the place's mass it fell."""
+    invert_cdf = sampling_calls.invert_cdf
+    assert invert_cdf([0.5, 0, 0.5], 0.25) == (0, 0.5), (
+        "0.25 is half of the way into the first .5: is the rest a share of that place's mass?"
+    )
+    assert invert_cdf([0.5, 0, 0.5], 0.5) == (2, 0.0), "0.5 is where the third place begins"
+    assert invert_cdf([3, 1], 0.875) == (1, 0.5), (
+        "0.875 of 4 is 3.5, and place 1 reaches from 3 to 4"
+    )
 
 
 def test_inverse_cdf_splits_0_to_1_by_mass() -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
+import sampling_calls
 from sampling_cases import kept_ids, logits_of, make_rows, next_token_probs, random_cases, slow_kept
 
 from minivllm import filters
@@ -32,6 +33,52 @@ from minivllm.filters import (
 )
 from minivllm.noise import hash_counter, to_uniform
 from minivllm.sampler import sample
+
+
+@pytest.mark.exercise("filters.count_top_p")
+def test_the_token_that_reaches_the_share_counts() -> None:
+    """Running sums 5, 8, 10 of 10."""
+    count_top_p = sampling_calls.count_top_p
+    assert count_top_p([5, 3, 2], 0.7) == 2, (
+        "5 is less than 7 and 8 is not: does the token that crosses the border stay?"
+    )
+    assert count_top_p([5, 3, 2], 0.5) == 1, (
+        "5 of 10 reaches 0.5 by itself: is it `<` or `<=` that you search with?"
+    )
+    assert count_top_p([5, 3, 2], 0.1) == 1, "the most probable token stays, always"
+
+
+@pytest.mark.exercise("filters.count_top_p")
+def test_the_share_is_of_the_mass_that_is_there() -> None:
+    """Weights are no probabilities; and the candidates may be a part of the vocabulary."""
+    count_top_p = sampling_calls.count_top_p
+    assert count_top_p([0.5, 0.3, 0.2], 0.7) == 2
+    assert count_top_p([5, 3, 2], 0.7, mass=10) == 2, (
+        "the mass is 10, so the share is 7: do you take top_p itself for it?"
+    )
+    assert count_top_p([5, 3, 2], 0.5, mass=16) == 2, (
+        "half of 16 is 8: is the mass that of all tokens, not of these three alone?"
+    )
+
+
+@pytest.mark.exercise("filters.count_top_p")
+def test_top_p_is_a_share_of_what_the_others_left() -> None:
+    """A limit of 2 leaves 5 + 3 = 8."""
+    count_top_p = sampling_calls.count_top_p
+    assert count_top_p([5, 3, 2], 0.6) == 2
+    assert count_top_p([5, 3, 2], 0.6, limit=2) == 1, (
+        "top_k left two tokens, a mass of 8, and 0.6 of that is 4.8: do you look at `limits`?"
+    )
+
+
+@pytest.mark.exercise("filters.count_top_p")
+def test_top_p_1_removes_nothing() -> None:
+    """Not even a token so small that the sum does not move."""
+    count_top_p = sampling_calls.count_top_p
+    assert count_top_p([1, 1e-30, 1e-40], 1.0) == 3, (
+        "1 + 1e-30 is 1, so the share is reached at once: is 1 a case of its own?"
+    )
+    assert count_top_p([5, 3, 2], 0.9999, mass=20) == 3, "never more than there are candidates"
 
 
 def test_top_k_keeps_the_k_most_probable() -> None:

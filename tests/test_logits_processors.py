@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
+import sampling_calls
 from sampling_cases import NUM_DRAWS, PROBS, assert_fits
 
 from minivllm.logits_processors import (
@@ -127,6 +128,56 @@ def test_frequency_counts_and_presence_does_not() -> None:
     penalty = torch.tensor([0.5, -1.0])
     assert penalize_frequency(logits, counts, penalty).tolist() == [[2, 1.5, -3.5], [2, 3, 1]]
     assert penalize_presence(logits, counts, penalty).tolist() == [[2, 1.5, -2.5], [2, 3, -1]]
+
+
+TEXT_OF_7 = [0, 1, 1, 2, 2, 3, 3]  # prompt 0 1, answer 1 2 2; what stands behind is old
+
+
+@pytest.mark.exercise("logits_processors.apply_penalties")
+def test_repetition_looks_at_prompt_and_answer() -> None:
+    """And pushes down what is below 0, too; a token that occurs twice is penalized once."""
+    apply_penalties = sampling_calls.apply_penalties
+    assert apply_penalties([[8, 8, 8, 9, 8]], [TEXT_OF_7], [2], [5], repetition=2) == [
+        [4, 4, 4, 9, 8]
+    ], "tokens 0 1 of the prompt and 1 2 of the answer count, each once; 3 stands behind the text"
+    assert apply_penalties([[-8, 8]], [[0]], [1], [1], repetition=2) == [[-16, 8]], (
+        "-8 / 2 is -4, more probable than before: what makes a negative logit smaller?"
+    )
+
+
+@pytest.mark.exercise("logits_processors.apply_penalties")
+def test_frequency_and_presence_look_at_the_answer() -> None:
+    """The answer has 1 once and 2 twice; 0 is of the prompt alone."""
+    apply_penalties = sampling_calls.apply_penalties
+    assert apply_penalties([[8, 8, 8, 8, 8]], [TEXT_OF_7], [2], [5], frequency=1.5) == [
+        [8, 6.5, 5, 8, 8]
+    ], "once for each time *the answer* has it: do you count the prompt too, or old tokens behind?"
+    assert apply_penalties([[8, 8, 8, 8, 8]], [TEXT_OF_7], [2], [5], presence=1.5) == [
+        [8, 6.5, 6.5, 8, 8]
+    ], "once if the answer has it, however often"
+    assert apply_penalties([[8, 8]], [[0, 1]], [2], [2], frequency=1, presence=1) == [[8, 8]], (
+        "there is no answer yet: is anything of the prompt penalized?"
+    )
+
+
+@pytest.mark.exercise("logits_processors.apply_penalties")
+def test_repetition_comes_first() -> None:
+    """8 / 2 - 1 is not (8 - 1) / 2."""
+    apply_penalties = sampling_calls.apply_penalties
+    assert apply_penalties([[8, 8]], [[0]], [0], [1], repetition=2, presence=1) == [[3, 8]], (
+        "8 / 2 - 1 is 3, (8 - 1) / 2 is 3.5: which comes first?"
+    )
+
+
+@pytest.mark.exercise("logits_processors.apply_penalties")
+def test_rows_that_do_not_ask_keep_their_logits() -> None:
+    """Rows 2 and 0 of three ask, each with its own text and position."""
+    apply_penalties = sampling_calls.apply_penalties
+    logits, texts = [[8, 8, 8]] * 3, [[0, 1, 1], [0, 2, 1]]
+    changed = apply_penalties(logits, texts, [1, 0], [2, 9, 3], rows=[2, 0], frequency=1)
+    assert changed == [[7, 8, 7], [8, 8, 8], [8, 6, 8]], (
+        "the first text is row 2's: do you use `penalties.rows` for logits *and* positions?"
+    )
 
 
 def test_repetition_sees_prompt_and_answer_the_others_the_answer() -> None:

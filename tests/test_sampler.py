@@ -16,16 +16,70 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+import sampling_calls
 from sampling_cases import FIELDS, NUM_DRAWS, PROBS, assert_fits, draws, logits_of, make_rows
 
 from minivllm import sampler as sampler_module
 from minivllm.drawing import weigh
-from minivllm.sampler import gumbel_sample, pick_greedy, sample, sample_gumbel
+from minivllm.sampler import choose, gumbel_sample, pick_greedy, sample, sample_gumbel
 
 INF = math.inf
 NAN = math.nan
+LN3 = math.log(3)
+GUMBEL_IDS = [53, 879]  # of 1,000 even tokens: seed 0 at position 0, seed 1 at 5
 
-# -- greedy --------------------------------------------------------------------------------
+# -- one step of a batch -----------------------------------------------------------------
+
+
+@pytest.mark.exercise("sampler.choose")
+def test_a_token_is_drawn_by_weight() -> None:
+    """Weights 1 : 3, and at 0.5 1 : 9."""
+    choose = sampling_calls.choose
+    assert choose([[0, LN3]] * 2, [0.2, 0.3]) == [0, 1], (
+        "token 0 has a quarter: 0.2 falls on it, 0.3 does not. Is anything drawn at all?"
+    )
+    assert choose([[0, LN3]], [0.2], temperature=0.5) == [1], (
+        "at 0.5 token 0 has a tenth: do the weights know the temperature?"
+    )
+
+
+@pytest.mark.exercise("sampler.choose")
+def test_temperature_0_is_the_largest_logit_exactly() -> None:
+    """Beside random rows too, and where no weight shows the difference."""
+    choose = sampling_calls.choose
+    assert choose([[0, LN3]] * 2, [0.2, 0.2], temperature=[0, 1]) == [1, 0], (
+        "row 0 is greedy and row 1 is not: is it decided row by row?"
+    )
+    assert choose([[1e-9, 2e-9, 0], [0, 0, 0]], [0.1, 0.9], temperature=[0, 1]) == [1, 2], (
+        "exp(1e-9) and exp(2e-9) are both 1 in float32: do you look for the largest *logit*?"
+    )
+
+
+@pytest.mark.exercise("sampler.choose")
+def test_filters_are_applied_to_the_weights_at_the_temperature() -> None:
+    """.5 : .3 : .2; at temperature 0.5 .66 : .24 : .11, so 0.6 keeps one token."""
+    choose = sampling_calls.choose
+    logits = [[math.log(5), math.log(3), math.log(2)]]
+    assert choose(logits, [0.9]) == [2]
+    assert choose(logits, [0.9], top_k=2) == [1], (
+        "top_k 2 removes token 2: is a row that filters drawn again, among what is left?"
+    )
+    assert choose(logits * 2, [0.9, 0.9], top_k=[2, 0]) == [1, 2], "row 1 filters nothing"
+    assert choose(logits, [0.9], temperature=0.5, top_p=0.6) == [0], (
+        "0.6 is a share of the weights *at this temperature*: which weights do the filters get?"
+    )
+
+
+@pytest.mark.exercise("sampler.choose")
+def test_logits_stay_for_the_logprobs() -> None:
+    """The buffer is there to be written to, the logits are not."""
+    logits = torch.tensor([[1.0, 2.0]])
+    numbers = torch.tensor([0.5], dtype=torch.float64)
+    choose(logits, make_rows(1), numbers, torch.empty(1, 2))
+    assert logits.tolist() == [[1, 2]], "the logits are needed again: what do you write into them?"
+
+
+# -- greedy ------------------------------------------------------------------------------
 
 
 def test_greedy_is_argmax() -> None:
@@ -72,7 +126,7 @@ def test_no_rows_give_no_tokens() -> None:
         assert sample(torch.empty(0, 300), settings, torch.arange(0)).tolist() == []
 
 
-# -- logits that are not numbers -----------------------------------------------------------
+# -- logits that are not numbers ---------------------------------------------------------
 
 
 def test_logits_of_minus_inf_are_never_drawn() -> None:
@@ -96,7 +150,7 @@ def test_a_row_of_nan_breaks_no_other_row() -> None:
         assert 0 <= token_ids[1] < 300
 
 
-# -- distributions -------------------------------------------------------------------------
+# -- distributions -----------------------------------------------------------------------
 
 
 def test_distribution_of_plain_temperature() -> None:
@@ -129,7 +183,7 @@ def test_distribution_over_seeds_at_one_position() -> None:
     assert_fits(token_ids.bincount(minlength=6), PROBS)
 
 
-# -- seeds ---------------------------------------------------------------------------------
+# -- seeds -------------------------------------------------------------------------------
 
 
 def test_a_seed_gives_the_same_tokens_whatever_else_is_in_the_batch() -> None:
@@ -199,7 +253,79 @@ def test_logits_of_another_type_are_made_float32_first(form: Any) -> None:
     assert torch.equal(form(logits, settings, positions), expected)
 
 
-# -- the Gumbel form -----------------------------------------------------------------------
+# -- the Gumbel form ---------------------------------------------------------------------
+
+
+@pytest.mark.exercise("sampler.gumbel_sample")
+def test_the_noise_draws_in_proportion() -> None:
+    """4,000 positions of one seed, odds of 1 : 3, and 1 : 9 at temperature 0.5."""
+    logits, line, seeds = [[0, LN3]] * 4000, list(range(4000)), [5] * 4000
+    gumbel_sample = sampling_calls.gumbel_sample
+    share = gumbel_sample(logits, [1] * 4000, seeds, line).count(0) / 4000
+    assert 0.22 < share < 0.28, (
+        "token 0 should be drawn a quarter of the time: has each token noise of its own?"
+    )
+    share = gumbel_sample(logits, [0.5] * 4000, seeds, line).count(0) / 4000
+    assert 0.08 < share < 0.12, (
+        "at 0.5 it is a tenth of the time: do you divide the logits alone, and then add the noise?"
+    )
+
+
+@pytest.mark.exercise("sampler.gumbel_sample")
+def test_at_temperature_0_there_is_no_noise() -> None:
+    """The argmax, in the middle of random rows."""
+    gumbel_sample = sampling_calls.gumbel_sample
+    logits, line = [[0, 1e-3, 0]] * 30, list(range(30))
+    ids = gumbel_sample(logits, [0, 1, 0] * 10, line, line)
+    assert ids[0::3] + ids[2::3] == [1] * 20, (
+        "temperature 0 is the argmax: is there noise, or a division by 0?"
+    )
+    assert len(set(ids[1::3])) > 1, "rows at temperature 1 are random beside greedy ones"
+
+
+@pytest.mark.exercise("sampler.gumbel_sample")
+def test_a_seed_holds_in_any_batch() -> None:
+    """Row 2 of three draws what it draws alone, and what it draws again."""
+    gumbel_sample = sampling_calls.gumbel_sample
+    flat = [[0.0] * 50]
+    together = gumbel_sample(flat * 3, [1, 1, 1], [7, 8, 9], [3, 3, 3])
+    assert gumbel_sample(flat * 3, [1, 1, 1], [7, 8, 9], [3, 3, 3]) == together, (
+        "the same call twice: is there a generator whose state goes on?"
+    )
+    assert gumbel_sample(flat, [1], [9], [3]) == together[2:], (
+        "alone, a row is row 0: does its noise know in which row it stands?"
+    )
+    assert len(set(gumbel_sample(flat * 9, [1] * 9, [9] * 9, list(range(9))))) > 4, (
+        "nine positions of one seed draw much the same: is the position part of the noise?"
+    )
+    assert len(set(gumbel_sample(flat * 9, [1] * 9, list(range(9)), [3] * 9))) > 4, (
+        "nine seeds draw much the same: is the seed part of the noise?"
+    )
+
+
+@pytest.mark.exercise("sampler.gumbel_sample")
+def test_no_two_of_seed_position_and_token_share_their_noise() -> None:
+    """A position further is not the same noise, one token further."""
+    gumbel_sample = sampling_calls.gumbel_sample
+    ids = gumbel_sample([[0.0] * 200] * 40, [1] * 40, [7] * 40, list(range(40)))
+    steps = [after - before for before, after in zip(ids, ids[1:])]
+    assert steps.count(-1) < 4, (
+        "the choice moves down by one at each step: do you add position and token id?"
+    )
+    seeds = list(range(40))
+    ids = gumbel_sample([[0.0] * 200] * 40, [1] * 40, seeds, seeds[::-1])
+    assert len(set(ids)) > 20, (
+        "seed 3 at position 4 draws what seed 4 draws at 3: do you add seed and position?"
+    )
+
+
+@pytest.mark.exercise("sampler.gumbel_sample")
+def test_the_noise_is_that_of_the_kernel() -> None:
+    """Bits of the row from seed and position, bits of the token from those and its id."""
+    gumbel_sample = sampling_calls.gumbel_sample
+    assert gumbel_sample([[0.0] * 1000] * 2, [1, 1], [0, 1], [0, 5]) == GUMBEL_IDS, (
+        "a row's bits are hash_counter(seed, position), a token's hash_counter(those, its id)"
+    )
 
 
 def test_distribution_of_the_gumbel_form() -> None:
