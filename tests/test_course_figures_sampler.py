@@ -17,9 +17,6 @@ PICTURES = {
     "cuts": lambda: draw.cuts(TOKENS, [0.5, 0.3, 0.2], {"top_k 2": 2, "top_p 0.9": 3}),
     "cdf": lambda: draw.cdf(TOKENS, [5, 3, 2], [0.1, 0.9], [0, 2]),
     "race": lambda: draw.race(TOKENS, [0.0, -1.0, -2.0], [0.1, 2.5, -0.4]),
-    "bits_of_noise": lambda: draw.bits_of_noise(
-        {"float32": [0.1, 0.0], "float64": [0.1, 0.001]}, [2.0, 20.0]
-    ),
     "observed": lambda: draw.observed(TOKENS, [50, 28, 22], [50.0, 30.0, 20.0], "100 draws"),
     "token_grid": lambda: draw.token_grid({"a": ["x", "y"], "b": ["x", "z"]}, "Two runs"),
     "times": lambda: draw.times({"greedy": 1.0, "top_p": 2.5}, "32 rows"),
@@ -40,7 +37,6 @@ def test_a_picture_fits_the_page_and_is_described(name):
         ("cuts", "top_k 2 keeps 2; top_p 0.9 keeps 3"),
         ("cdf", "0.10 on ' rain'; 0.90 on ' the water'"),
         ("race", "The largest logit is ' rain'; with noise ' snow' is the largest at 1.5: drawn"),
-        ("bits_of_noise", "float32 ends at 2; float64 ends at 20"),
         ("observed", "100 draws. ' rain' 50 of 50; ' snow' 28 of 30"),
         ("token_grid", "a: 0 tokens of 2 unlike the first line's; b: 1 token of 2 unlike"),
         ("times", "greedy 1.0, top_p 2.5"),

@@ -24,7 +24,6 @@ from minivllm.figures import PALETTE
 from minivllm.timeline import count
 
 __all__ = [
-    "bits_of_noise",
     "cdf",
     "cuts",
     "knobs",
@@ -157,26 +156,6 @@ def _arrow(text: str) -> Any:
     from matplotlib.lines import Line2D
 
     return Line2D([], [], color=INK, marker=">", markersize=5, label=text)
-
-
-def bits_of_noise(tails: Mapping[str, Sequence[float]], thresholds: Sequence[float]) -> Picture:
-    """For each kind of noise, how much of it exceeds each threshold; 0 is left out of the line."""
-    figure, ax = new_axes(2.5)
-    for (name, tail), style in zip(tails.items(), ("-", "--", ":")):
-        points = [(x, y) for x, y in zip(thresholds, tail) if y > 0]
-        ax.plot(*zip(*points), style, color=INK, linewidth=1.6, label=name)
-        ax.plot(*points[-1], "o", color=PALETTE["decode"], markeredgecolor=INK, markersize=7)
-        write(ax, points[-1][0] + 0.3, points[-1][1], f"ends at {points[-1][0]:g}", ha="left")
-    label(ax, "Noise has a longest arm", "noise", "share of draws above it")
-    ax.set_yscale("log")
-    ax.grid(color=GRID, linewidth=0.6)
-    ax.set_xlim(min(thresholds), max(thresholds) * 1.15)
-    ax.legend(frameon=False, fontsize=8)
-    parts = [
-        f"{name} ends at {max(x for x, y in zip(thresholds, tail) if y > 0):g}"
-        for name, tail in tails.items()
-    ]
-    return picture(figure, f"Share of noise above a threshold, log scale. {'; '.join(parts)}.")
 
 
 # -- what was drawn ----------------------------------------------------------------------------
