@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from course.figures.common import (
-    GRID,
     INK,
     Picture,
     fill,
@@ -20,7 +19,6 @@ from course.figures.common import (
     this_machine,
     write,
 )
-from minivllm.figures import PALETTE
 from minivllm.timeline import count
 
 __all__ = [
