@@ -45,18 +45,20 @@ def shown(token: str) -> str:
 
 def knobs(tokens: Sequence[str], rows: Mapping[str, Sequence[float]]) -> Picture:
     """One panel a setting: the probability of each of some tokens. Those of 0 are crossed out."""
-    columns = 2
+    columns = 3 if len(rows) == 3 else 2
     lines = -(-len(rows) // columns)
-    figure, axes = new_axes(0.5 + 1.45 * lines, lines, columns, sharex=True, sharey=True)
+    options: dict[str, Any] = {"sharex": True, "sharey": True, "squeeze": False}
+    figure, axes = new_axes(0.6 + 1.45 * lines, lines, columns, **options)
     for ax in axes.flat[len(rows) :]:
         ax.set_visible(False)
+    highest = max(max(probs) for probs in rows.values())
     places = range(len(tokens))
     for ax, (name, probs) in zip(axes.flat, rows.items()):
         ax.bar(places, probs, 0.75, **fill("decode"))
         gone = [place for place in places if probs[place] == 0]
-        ax.plot(gone, [0.03] * len(gone), "x", color=INK, markersize=5)
+        ax.plot(gone, [highest * 0.05] * len(gone), "x", color=INK, markersize=5)
         label(ax, f"{name}: {sum(p > 0 for p in probs)} of {len(tokens)}", "", "")
-        ax.set_ylim(0, 1)
+        ax.set_ylim(0, min(1, highest * 1.1))
     names = [shown(token) for token in tokens]
     for ax in axes.flat[max(0, len(rows) - columns) : len(rows)]:
         ax.set_xticks(places, names, rotation=60, fontsize=8, ha="right", rotation_mode="anchor")
@@ -109,7 +111,7 @@ def cdf(
     for place, mass in enumerate(masses):
         state = ("decode", "cached", "waiting")[place % 3]
         ax.broken_barh([(left / total, mass / total)], (0, 1), **fill(state))
-        if mass > total / 25:
+        if mass / total > 0.0125 * len(shown(tokens[place])):
             write(ax, (left + mass / 2) / total, 0.5, shown(tokens[place]))
         left += mass
     for uniform, place in zip(uniforms, places):
@@ -144,7 +146,7 @@ def race(tokens: Sequence[str], scores: Sequence[float], noise: Sequence[float])
     ax.set_yticks(range(len(tokens)), [shown(token) for token in tokens])
     ax.set_ylim(len(tokens) - 0.5, -0.5)
     low, high = min([*sums, *scores, 0.0]), max([*sums, *scores])
-    ax.set_xlim(low - 0.5, high + (high - low) * 0.18)
+    ax.set_xlim(low - 0.5, high + (high - low) * 0.25)
     legend(ax, [key("decode", "logit / temperature (largest: 0)"), _arrow("noise")])
     alt = f"Bars and arrows. The largest logit is {tokens[first]!r}; with noise"
     return picture(figure, f"{alt} {tokens[winner]!r} is the largest at {sums[winner]:.1f}: drawn.")
