@@ -130,14 +130,12 @@ def test_frequency_counts_and_presence_does_not() -> None:
     assert penalize_presence(logits, counts, penalty).tolist() == [[2, 1.5, -2.5], [2, 3, -1]]
 
 
-TEXT_OF_7 = [0, 1, 1, 2, 2, 3, 3]  # prompt 0 1, answer 1 2 2; what stands behind is old
-
-
 @pytest.mark.exercise("logits_processors.apply_penalties")
 def test_repetition_looks_at_prompt_and_answer() -> None:
     """And pushes down what is below 0, too; a token that occurs twice is penalized once."""
+    text = [0, 1, 1, 2, 2, 3, 3]  # prompt 0 1, answer 1 2 2; what stands behind is old
     apply_penalties = sampling_calls.apply_penalties
-    assert apply_penalties([[8, 8, 8, 9, 8]], [TEXT_OF_7], [2], [5], repetition=2) == [
+    assert apply_penalties([[8, 8, 8, 9, 8]], [text], [2], [5], repetition=2) == [
         [4, 4, 4, 9, 8]
     ], "tokens 0 1 of the prompt and 1 2 of the answer count, each once; 3 stands behind the text"
     assert apply_penalties([[-8, 8]], [[0]], [1], [1], repetition=2) == [[-16, 8]], (
@@ -148,11 +146,12 @@ def test_repetition_looks_at_prompt_and_answer() -> None:
 @pytest.mark.exercise("logits_processors.apply_penalties")
 def test_frequency_and_presence_look_at_the_answer() -> None:
     """The answer has 1 once and 2 twice; 0 is of the prompt alone."""
+    text = [0, 1, 1, 2, 2, 3, 3]  # prompt 0 1, answer 1 2 2; what stands behind is old
     apply_penalties = sampling_calls.apply_penalties
-    assert apply_penalties([[8, 8, 8, 8, 8]], [TEXT_OF_7], [2], [5], frequency=1.5) == [
+    assert apply_penalties([[8, 8, 8, 8, 8]], [text], [2], [5], frequency=1.5) == [
         [8, 6.5, 5, 8, 8]
     ], "once for each time *the answer* has it: do you count the prompt too, or old tokens behind?"
-    assert apply_penalties([[8, 8, 8, 8, 8]], [TEXT_OF_7], [2], [5], presence=1.5) == [
+    assert apply_penalties([[8, 8, 8, 8, 8]], [text], [2], [5], presence=1.5) == [
         [8, 6.5, 6.5, 8, 8]
     ], "once if the answer has it, however often"
     assert apply_penalties([[8, 8]], [[0, 1]], [2], [2], frequency=1, presence=1) == [[8, 8]], (

@@ -9,7 +9,10 @@ answer breaks.
 
 
 # rule 2
-@mistake("drawing.weigh", "exp(100) is inf in float32")
+@mistake(
+    "drawing.weigh",
+    "exp(100) is inf in float32: what can you take from all logits of a row beforehand?",
+)
 def weigh(logits: Tensor, temperature: Tensor, out: Tensor | None = None) -> Tensor:
     temperature = torch.where(temperature > 0, temperature, 1.0)[:, None]
     weights = torch.exp(logits / temperature)
@@ -17,7 +20,10 @@ def weigh(logits: Tensor, temperature: Tensor, out: Tensor | None = None) -> Ten
 
 
 # rule 2
-@mistake("drawing.weigh", "which comes first, dividing or subtracting?")
+@mistake(
+    "drawing.weigh",
+    "20 / 1e-38 is inf, and inf - inf is NaN: which comes first, dividing or subtracting?",
+)
 def weigh(logits: Tensor, temperature: Tensor, out: Tensor | None = None) -> Tensor:
     temperature = torch.where(temperature > 0, temperature, 1.0)[:, None]
     divided = logits / temperature
@@ -32,21 +38,27 @@ def weigh(logits: Tensor, temperature: Tensor, out: Tensor | None = None) -> Ten
 
 
 # rule 2
-@mistake("drawing.weigh", "do you divide by the sum, or forget exp?")
+@mistake(
+    "drawing.weigh",
+    "the largest weighs 1, the other a third of it: do you divide by the sum, or forget exp?",
+)
 def weigh(logits: Tensor, temperature: Tensor, out: Tensor | None = None) -> Tensor:
     temperature = torch.where(temperature > 0, temperature, 1.0)[:, None]
     return torch.softmax(logits / temperature, dim=-1)
 
 
 # rule 6
-@mistake("drawing.weigh", "do you take the largest of the row, or of the batch?")
+@mistake(
+    "drawing.weigh",
+    "500 stands in another row: do you take the largest of the row, or of the batch?",
+)
 def weigh(logits: Tensor, temperature: Tensor, out: Tensor | None = None) -> Tensor:
     temperature = torch.where(temperature > 0, temperature, 1.0)[:, None]
     return torch.exp((logits - logits.max()) / temperature)
 
 
 # rule 7
-@mistake("drawing.weigh", "do you subtract in place?")
+@mistake("drawing.weigh", "the logits are needed again, for logprobs: do you subtract in place?")
 def weigh(logits: Tensor, temperature: Tensor, out: Tensor | None = None) -> Tensor:
     temperature = torch.where(temperature > 0, temperature, 1.0)[:, None]
     logits -= logits.amax(-1, keepdim=True)
@@ -57,7 +69,10 @@ def weigh(logits: Tensor, temperature: Tensor, out: Tensor | None = None) -> Ten
 
 
 # rule 3
-@mistake("filters.count_top_p", "does the token that crosses the border stay?")
+@mistake(
+    "filters.count_top_p",
+    "5 is less than 7 and 8 is not: does the token that crosses the border stay?",
+)
 def count_top_p(sorted_weights: Tensor, limits: Tensor, masses: Tensor, top_p: Tensor) -> Tensor:
     size = sorted_weights.shape[1]
     cdf = sorted_weights.cumsum(-1, dtype=torch.float64)
@@ -67,7 +82,10 @@ def count_top_p(sorted_weights: Tensor, limits: Tensor, masses: Tensor, top_p: T
 
 
 # rule 3
-@mistake("filters.count_top_p", "is it `<` or `<=` that you search with?")
+@mistake(
+    "filters.count_top_p",
+    "5 of 10 reaches 0.5 by itself: is it `<` or `<=` that you search with?",
+)
 def count_top_p(sorted_weights: Tensor, limits: Tensor, masses: Tensor, top_p: Tensor) -> Tensor:
     size = sorted_weights.shape[1]
     cdf = sorted_weights.cumsum(-1, dtype=torch.float64)
@@ -77,7 +95,10 @@ def count_top_p(sorted_weights: Tensor, limits: Tensor, masses: Tensor, top_p: T
 
 
 # rule 3
-@mistake("filters.count_top_p", "do you take top_p itself for it?")
+@mistake(
+    "filters.count_top_p",
+    "the mass is 10, so the share is 7: do you take top_p itself for it?",
+)
 def count_top_p(sorted_weights: Tensor, limits: Tensor, masses: Tensor, top_p: Tensor) -> Tensor:
     size = sorted_weights.shape[1]
     cdf = sorted_weights.cumsum(-1, dtype=torch.float64)
@@ -86,7 +107,10 @@ def count_top_p(sorted_weights: Tensor, limits: Tensor, masses: Tensor, top_p: T
 
 
 # rule 3
-@mistake("filters.count_top_p", "is the mass that of all tokens, not of these three alone?")
+@mistake(
+    "filters.count_top_p",
+    "half of 16 is 8: is the mass that of all tokens, not of these three alone?",
+)
 def count_top_p(sorted_weights: Tensor, limits: Tensor, masses: Tensor, top_p: Tensor) -> Tensor:
     size = sorted_weights.shape[1]
     cdf = sorted_weights.cumsum(-1, dtype=torch.float64)
@@ -96,7 +120,10 @@ def count_top_p(sorted_weights: Tensor, limits: Tensor, masses: Tensor, top_p: T
 
 
 # rule 3
-@mistake("filters.count_top_p", "do you look at `limits`?")
+@mistake(
+    "filters.count_top_p",
+    "top_k left two tokens, a mass of 8, and 0.6 of that is 4.8: do you look at `limits`?",
+)
 def count_top_p(sorted_weights: Tensor, limits: Tensor, masses: Tensor, top_p: Tensor) -> Tensor:
     size = sorted_weights.shape[1]
     cdf = sorted_weights.cumsum(-1, dtype=torch.float64)
@@ -105,7 +132,10 @@ def count_top_p(sorted_weights: Tensor, limits: Tensor, masses: Tensor, top_p: T
 
 
 # rule 3
-@mistake("filters.count_top_p", "is 1 a case of its own?")
+@mistake(
+    "filters.count_top_p",
+    "1 + 1e-30 is 1, so the share is reached at once: is 1 a case of its own?",
+)
 def count_top_p(sorted_weights: Tensor, limits: Tensor, masses: Tensor, top_p: Tensor) -> Tensor:
     size = sorted_weights.shape[1]
     cdf = sorted_weights.cumsum(-1, dtype=torch.float64)
@@ -117,7 +147,10 @@ def count_top_p(sorted_weights: Tensor, limits: Tensor, masses: Tensor, top_p: T
 
 
 # rule 4
-@mistake("drawing.invert_cdf", "Does your search stop at equal?")
+@mistake(
+    "drawing.invert_cdf",
+    "the sums are .5, .5, 1: the first *above* .5 is the third. Does your search stop at equal?",
+)
 def invert_cdf(masses: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     cdf = masses.cumsum(-1, dtype=torch.float64)
     targets = uniforms[:, None] * cdf[:, -1:]
@@ -128,7 +161,7 @@ def invert_cdf(masses: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
 
 
 # rule 4
-@mistake("drawing.invert_cdf", "of what is `uniforms` a share?")
+@mistake("drawing.invert_cdf", "the masses sum to 4: of what is `uniforms` a share?")
 def invert_cdf(masses: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     cdf = masses.cumsum(-1, dtype=torch.float64)
     targets = uniforms[:, None]
@@ -139,7 +172,10 @@ def invert_cdf(masses: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
 
 
 # rule 4
-@mistake("drawing.invert_cdf", "what type do you compare in?")
+@mistake(
+    "drawing.invert_cdf",
+    "the largest uniform is 1 - 2**-53, and in float32 that is 1: what type do you compare in?",
+)
 def invert_cdf(masses: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     cdf = masses.cumsum(-1)
     targets = uniforms.float()[:, None] * cdf[:, -1:]
@@ -150,7 +186,10 @@ def invert_cdf(masses: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
 
 
 # rule 4
-@mistake("drawing.invert_cdf", "is the rest a share of that place's mass?")
+@mistake(
+    "drawing.invert_cdf",
+    "0.25 is half of the way into the first .5: is the rest a share of that place's mass?",
+)
 def invert_cdf(masses: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     cdf = masses.cumsum(-1, dtype=torch.float64)
     targets = uniforms[:, None] * cdf[:, -1:]
@@ -163,7 +202,7 @@ def invert_cdf(masses: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
 
 
 # rule 1
-@mistake("sampler.choose", "is it decided row by row?")
+@mistake("sampler.choose", "row 0 is greedy and row 1 is not: is it decided row by row?")
 def choose(logits: Tensor, settings: SamplingRows, uniforms: Tensor, buffer: Tensor) -> Tensor:
     weights = weigh(logits, settings.temperature)
     drawn = draw(weights, uniforms)
@@ -173,7 +212,10 @@ def choose(logits: Tensor, settings: SamplingRows, uniforms: Tensor, buffer: Ten
 
 
 # rule 1
-@mistake("sampler.choose", "do you look for the largest *logit*?")
+@mistake(
+    "sampler.choose",
+    "exp(1e-9) and exp(2e-9) are both 1 in float32: do you look for the largest *logit*?",
+)
 def choose(logits: Tensor, settings: SamplingRows, uniforms: Tensor, buffer: Tensor) -> Tensor:
     weights = weigh(logits, settings.temperature)
     drawn = draw(weights, uniforms)
@@ -183,14 +225,20 @@ def choose(logits: Tensor, settings: SamplingRows, uniforms: Tensor, buffer: Ten
 
 
 # rule 3
-@mistake("sampler.choose", "is a row that filters drawn again, among what is left?")
+@mistake(
+    "sampler.choose",
+    "top_k 2 removes token 2: is a row that filters drawn again, among what is left?",
+)
 def choose(logits: Tensor, settings: SamplingRows, uniforms: Tensor, buffer: Tensor) -> Tensor:
     weights = weigh(logits, settings.temperature)
     return torch.where(settings.temperature > 0, draw(weights, uniforms), pick_greedy(logits))
 
 
 # rule 3
-@mistake("sampler.choose", "which weights do the filters get?")
+@mistake(
+    "sampler.choose",
+    "0.6 is a share of the weights *at this temperature*: which weights do the filters get?",
+)
 def choose(logits: Tensor, settings: SamplingRows, uniforms: Tensor, buffer: Tensor) -> Tensor:
     drawn = draw(weigh(logits, settings.temperature), uniforms)
     if settings.any_filter:
@@ -200,7 +248,7 @@ def choose(logits: Tensor, settings: SamplingRows, uniforms: Tensor, buffer: Ten
 
 
 # rule 7
-@mistake("sampler.choose", "the logits are needed again")
+@mistake("sampler.choose", "the logits are needed again, for logprobs: do you subtract in place?")
 def choose(logits: Tensor, settings: SamplingRows, uniforms: Tensor, buffer: Tensor) -> Tensor:
     greedy = pick_greedy(logits)
     weights = weigh(logits, settings.temperature)
@@ -215,7 +263,10 @@ def choose(logits: Tensor, settings: SamplingRows, uniforms: Tensor, buffer: Ten
 
 
 # rule 5
-@mistake("logits_processors.apply_penalties", "what makes a negative logit smaller?")
+@mistake(
+    "logits_processors.apply_penalties",
+    "-8 / 2 is -4, more probable than before: what makes a negative logit smaller?",
+)
 def apply_penalties(logits: Tensor, penalties: Penalties, positions: Tensor) -> Tensor:
     ends, vocab_size = positions[penalties.rows], logits.shape[1]
     start = torch.zeros_like(ends)
@@ -230,7 +281,10 @@ def apply_penalties(logits: Tensor, penalties: Penalties, positions: Tensor) -> 
 
 
 # rule 5
-@mistake("logits_processors.apply_penalties", "do you count the prompt too, or old tokens behind?")
+@mistake(
+    "logits_processors.apply_penalties",
+    "once for each time *the answer* has it: do you count the prompt too, or old tokens behind?",
+)
 def apply_penalties(logits: Tensor, penalties: Penalties, positions: Tensor) -> Tensor:
     ends, vocab_size = positions[penalties.rows], logits.shape[1]
     counts = count_tokens(penalties.token_ids, torch.zeros_like(ends), ends, vocab_size)
@@ -243,7 +297,10 @@ def apply_penalties(logits: Tensor, penalties: Penalties, positions: Tensor) -> 
 
 
 # rule 5
-@mistake("logits_processors.apply_penalties", "3 stands behind the text")
+@mistake(
+    "logits_processors.apply_penalties",
+    "tokens 0 1 of the prompt and 1 2 of the answer count, each once; 3 stands behind the text",
+)
 def apply_penalties(logits: Tensor, penalties: Penalties, positions: Tensor) -> Tensor:
     ends, vocab_size = positions[penalties.rows], logits.shape[1]
     token_ids = penalties.token_ids.long()
@@ -256,7 +313,10 @@ def apply_penalties(logits: Tensor, penalties: Penalties, positions: Tensor) -> 
 
 
 # rule 5
-@mistake("logits_processors.apply_penalties", "which comes first?")
+@mistake(
+    "logits_processors.apply_penalties",
+    "8 / 2 - 1 is 3, (8 - 1) / 2 is 3.5: which comes first?",
+)
 def apply_penalties(logits: Tensor, penalties: Penalties, positions: Tensor) -> Tensor:
     ends, vocab_size = positions[penalties.rows], logits.shape[1]
     token_ids = tokens_before(penalties.token_ids, ends)
@@ -269,7 +329,10 @@ def apply_penalties(logits: Tensor, penalties: Penalties, positions: Tensor) -> 
 
 
 # rule 6
-@mistake("logits_processors.apply_penalties", "do you use `penalties.rows` for logits *and*")
+@mistake(
+    "logits_processors.apply_penalties",
+    "the first text is row 2's: do you use `penalties.rows` for logits *and* positions?",
+)
 def apply_penalties(logits: Tensor, penalties: Penalties, positions: Tensor) -> Tensor:
     ends, vocab_size = positions[: len(penalties.rows)], logits.shape[1]
     token_ids = tokens_before(penalties.token_ids, ends)
@@ -299,7 +362,10 @@ def apply_penalties(logits: Tensor, penalties: Penalties, positions: Tensor) -> 
 
 
 # rule 6
-@mistake("sampler.gumbel_sample", "is the position part of the noise?")
+@mistake(
+    "sampler.gumbel_sample",
+    "nine positions of one seed draw much the same: is the position part of the noise?",
+)
 def gumbel_sample(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     token_ids = torch.arange(logits.shape[1])
     noise = gumbel_noise(hash_counter(seeds[:, None], token_ids))
@@ -309,7 +375,10 @@ def gumbel_sample(logits: Tensor, temperature: Tensor, seeds: Tensor, positions:
 
 
 # rule 6
-@mistake("sampler.gumbel_sample", "does its noise know in which row it stands?")
+@mistake(
+    "sampler.gumbel_sample",
+    "alone, a row is row 0: does its noise know in which row it stands?",
+)
 def gumbel_sample(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     row_bits = hash_counter(seeds + torch.arange(len(seeds)), positions)[:, None]
     noise = gumbel_noise(hash_counter(row_bits, torch.arange(logits.shape[1])))
@@ -319,7 +388,7 @@ def gumbel_sample(logits: Tensor, temperature: Tensor, seeds: Tensor, positions:
 
 
 # rule 6
-@mistake("sampler.gumbel_sample", "is there a generator whose state goes on?")
+@mistake("sampler.gumbel_sample", "the same call twice: is there a generator whose state goes on?")
 def gumbel_sample(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     noise = -torch.log(-torch.log(torch.rand(logits.shape, dtype=torch.float64)))
     is_random = (temperature > 0)[:, None]
@@ -328,7 +397,10 @@ def gumbel_sample(logits: Tensor, temperature: Tensor, seeds: Tensor, positions:
 
 
 # rule 6
-@mistake("sampler.gumbel_sample", "do you add position and token id?")
+@mistake(
+    "sampler.gumbel_sample",
+    "the choice moves down by one at each step: do you add position and token id?",
+)
 def gumbel_sample(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     counters = positions[:, None] + torch.arange(logits.shape[1])
     noise = gumbel_noise(hash_counter(seeds[:, None], counters))
@@ -338,7 +410,10 @@ def gumbel_sample(logits: Tensor, temperature: Tensor, seeds: Tensor, positions:
 
 
 # rule 4
-@mistake("sampler.gumbel_sample", "has each token noise of its own?")
+@mistake(
+    "sampler.gumbel_sample",
+    "token 0 is hardly drawn: has each token noise of its own, and is there any?",
+)
 def gumbel_sample(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     noise = gumbel_noise(hash_counter(seeds, positions))[:, None]
     is_random = (temperature > 0)[:, None]
@@ -347,7 +422,10 @@ def gumbel_sample(logits: Tensor, temperature: Tensor, seeds: Tensor, positions:
 
 
 # rule 2
-@mistake("sampler.gumbel_sample", "do you divide the logits alone, and then add the noise?")
+@mistake(
+    "sampler.gumbel_sample",
+    "at 0.5 it is a tenth of the time: do you divide the logits alone, and then add the noise?",
+)
 def gumbel_sample(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     row_bits = hash_counter(seeds, positions)[:, None]
     noise = gumbel_noise(hash_counter(row_bits, torch.arange(logits.shape[1])))
@@ -357,7 +435,10 @@ def gumbel_sample(logits: Tensor, temperature: Tensor, seeds: Tensor, positions:
 
 
 # rule 1
-@mistake("sampler.gumbel_sample", "is there noise, or a division by 0?")
+@mistake(
+    "sampler.gumbel_sample",
+    "temperature 0 is the argmax: is there noise, or a division by 0?",
+)
 def gumbel_sample(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     row_bits = hash_counter(seeds, positions)[:, None]
     noise = gumbel_noise(hash_counter(row_bits, torch.arange(logits.shape[1])))
