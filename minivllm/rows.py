@@ -117,26 +117,32 @@ class Rows:
         self.num_blocks[row] = 0
         tokens = to_device(request.token_ids, torch.int32, self.device)
         self.token_ids[row, : len(tokens)] = tokens
-        self.seed[row] = request.seed
         params = request.sampling_params
-        self.temperature[row] = params.temperature
-        self.top_k[row] = params.top_k
-        self.top_p[row] = params.top_p
-        self.min_p[row] = params.min_p
+        self._set(row, seed=request.seed, temperature=params.temperature)
         if has_filters(params):
             self.filtered.add(row)
+        self._set(row, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p)
         if has_penalties(params):
             self.penalized.add(row)
-            self.num_prompt_tokens[row] = request.num_prompt_tokens
-            self.repetition_penalty[row] = params.repetition_penalty
-            self.presence_penalty[row] = params.presence_penalty
-            self.frequency_penalty[row] = params.frequency_penalty
+            self._set(
+                row,
+                num_prompt_tokens=request.num_prompt_tokens,
+                repetition_penalty=params.repetition_penalty,
+                presence_penalty=params.presence_penalty,
+                frequency_penalty=params.frequency_penalty,
+            )
         if entries := bias_entries(request):
             self.biases_of[row] = entries
         is_asking = row in self.filtered or row in self.penalized or row in self.biases_of
         if is_asking or params.logprobs is not None:
             self.special.add(row)
         return row
+
+    def _set(self, row: int, **values: float) -> None:
+        """Write one row of some columns."""
+        for name, value in values.items():
+            # Not `column[row] = value`: that copies from ordinary memory, and waits for it.
+            getattr(self, name)[row].fill_(value)
 
     def write_new_blocks(self, request: Request, row: int) -> None:
         """Copy what the block table has gained since the last step."""
