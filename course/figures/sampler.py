@@ -34,10 +34,10 @@ __all__ = [
 ]
 
 
-def shown(token: str) -> str:
+def shown(token: str, limit: int = 10) -> str:
     """A token in a few characters, its blanks visible."""
-    text = token.replace(" ", "·").replace("\n", "↵").replace("$", r"\$")
-    return text if len(text) <= 10 else text[:9] + "…"
+    text = token.replace(" ", "·").replace("\n", "↵")
+    return (text if len(text) <= limit else text[: limit - 1] + "…").replace("$", r"\$")
 
 
 # -- what may be drawn -------------------------------------------------------------------------
@@ -141,8 +141,14 @@ def race(tokens: Sequence[str], scores: Sequence[float], noise: Sequence[float])
         ax.annotate("", (total, y), (score, y), arrowprops={"arrowstyle": "-|>", "color": INK})
         text = f"{total:.1f}" + ("  drawn" if y == winner else "")
         weight = "bold" if y == winner else "normal"
-        write(ax, max(total, score) + 0.25, y, text, ha="left", weight=weight, path_effects=halo())
-    label(ax, "The largest of logit / temperature + noise is drawn", "logit / temperature", "")
+        x, ha = (total + 0.06, "left") if total >= score else (total - 0.06, "right")
+        write(ax, x, y, text, ha=ha, weight=weight, path_effects=halo())
+    label(
+        ax,
+        "The largest of logit / temperature + noise is drawn",
+        "logit / temperature, then with noise",
+        "",
+    )
     ax.set_yticks(range(len(tokens)), [shown(token) for token in tokens])
     ax.set_ylim(len(tokens) - 0.5, -0.5)
     low, high = min([*sums, *scores, 0.0]), max([*sums, *scores])
@@ -190,7 +196,8 @@ def token_grid(rows: Mapping[str, Sequence[str]], title: str) -> Picture:
             same = token == first[x]
             ax.barh(y, 0.92, 0.8, left=x, **fill("free" if same else "prefill"))
             style: dict[str, Any] = {"fontsize": 7.5, "path_effects": halo()}
-            write(ax, x + 0.46, y, shown(token), weight="normal" if same else "bold", **style)
+            text = shown(token, max(3, 84 // len(first)))  # what fits into a cell in bold
+            write(ax, x + 0.46, y, text, weight="normal" if same else "bold", **style)
     label(ax, title, "token of the answer", "")
     ax.set_yticks(range(len(rows)), list(rows))
     ax.set_ylim(len(rows) - 0.5, -0.5)

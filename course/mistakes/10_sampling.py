@@ -47,24 +47,6 @@ def weigh(logits: Tensor, temperature: Tensor, out: Tensor | None = None) -> Ten
     return torch.softmax(logits / temperature, dim=-1)
 
 
-# rule 6
-@mistake(
-    "drawing.weigh",
-    "500 stands in another row: do you take the largest of the row, or of the batch?",
-)
-def weigh(logits: Tensor, temperature: Tensor, out: Tensor | None = None) -> Tensor:
-    temperature = torch.where(temperature > 0, temperature, 1.0)[:, None]
-    return torch.exp((logits - logits.max()) / temperature)
-
-
-# rule 7
-@mistake("drawing.weigh", "the logits are needed again, for logprobs: do you subtract in place?")
-def weigh(logits: Tensor, temperature: Tensor, out: Tensor | None = None) -> Tensor:
-    temperature = torch.where(temperature > 0, temperature, 1.0)[:, None]
-    logits -= logits.amax(-1, keepdim=True)
-    return torch.exp(logits / temperature)
-
-
 # -- count_top_p --
 
 
@@ -79,31 +61,6 @@ def count_top_p(sorted_weights: Tensor, limits: Tensor, masses: Tensor, top_p: T
     masses = torch.where(limits < size, cdf.gather(1, limits[:, None] - 1)[:, 0], masses)
     counts = (cdf <= (top_p * masses)[:, None]).sum(-1).clamp(min=1)
     return torch.where(top_p < 1, counts, size)
-
-
-# rule 3
-@mistake(
-    "filters.count_top_p",
-    "5 of 10 reaches 0.5 by itself: is it `<` or `<=` that you search with?",
-)
-def count_top_p(sorted_weights: Tensor, limits: Tensor, masses: Tensor, top_p: Tensor) -> Tensor:
-    size = sorted_weights.shape[1]
-    cdf = sorted_weights.cumsum(-1, dtype=torch.float64)
-    masses = torch.where(limits < size, cdf.gather(1, limits[:, None] - 1)[:, 0], masses)
-    counts = torch.searchsorted(cdf, (top_p * masses)[:, None], right=True)[:, 0] + 1
-    return torch.where(top_p < 1, counts, size).clamp(max=size)
-
-
-# rule 3
-@mistake(
-    "filters.count_top_p",
-    "the mass is 10, so the share is 7: do you take top_p itself for it?",
-)
-def count_top_p(sorted_weights: Tensor, limits: Tensor, masses: Tensor, top_p: Tensor) -> Tensor:
-    size = sorted_weights.shape[1]
-    cdf = sorted_weights.cumsum(-1, dtype=torch.float64)
-    counts = (cdf < top_p[:, None]).sum(-1) + 1
-    return torch.where(top_p < 1, counts, size).clamp(max=size)
 
 
 # rule 3
@@ -155,17 +112,6 @@ def invert_cdf(masses: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     cdf = masses.cumsum(-1, dtype=torch.float64)
     targets = uniforms[:, None] * cdf[:, -1:]
     places = torch.searchsorted(cdf, targets).clamp(max=masses.shape[1] - 1)
-    mass = masses.gather(1, places).double()
-    rest = (targets - (cdf.gather(1, places) - mass)) / mass
-    return places[:, 0], rest[:, 0].clamp(0.0, 1 - 2**-53)
-
-
-# rule 4
-@mistake("drawing.invert_cdf", "the masses sum to 4: of what is `uniforms` a share?")
-def invert_cdf(masses: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    cdf = masses.cumsum(-1, dtype=torch.float64)
-    targets = uniforms[:, None]
-    places = torch.searchsorted(cdf, targets, right=True).clamp(max=masses.shape[1] - 1)
     mass = masses.gather(1, places).double()
     rest = (targets - (cdf.gather(1, places) - mass)) / mass
     return places[:, 0], rest[:, 0].clamp(0.0, 1 - 2**-53)
@@ -227,16 +173,6 @@ def choose(logits: Tensor, settings: SamplingRows, uniforms: Tensor, buffer: Ten
 # rule 3
 @mistake(
     "sampler.choose",
-    "top_k 2 removes token 2: is a row that filters drawn again, among what is left?",
-)
-def choose(logits: Tensor, settings: SamplingRows, uniforms: Tensor, buffer: Tensor) -> Tensor:
-    weights = weigh(logits, settings.temperature)
-    return torch.where(settings.temperature > 0, draw(weights, uniforms), pick_greedy(logits))
-
-
-# rule 3
-@mistake(
-    "sampler.choose",
     "0.6 is a share of the weights *at this temperature*: which weights do the filters get?",
 )
 def choose(logits: Tensor, settings: SamplingRows, uniforms: Tensor, buffer: Tensor) -> Tensor:
@@ -245,18 +181,6 @@ def choose(logits: Tensor, settings: SamplingRows, uniforms: Tensor, buffer: Ten
         plain = weigh(logits, torch.ones_like(settings.temperature))
         drawn = draw_filtered(drawn, logits, plain, settings, uniforms)
     return torch.where(settings.temperature > 0, drawn, pick_greedy(logits))
-
-
-# rule 7
-@mistake("sampler.choose", "the logits are needed again, for logprobs: do you subtract in place?")
-def choose(logits: Tensor, settings: SamplingRows, uniforms: Tensor, buffer: Tensor) -> Tensor:
-    greedy = pick_greedy(logits)
-    weights = weigh(logits, settings.temperature)
-    drawn = draw(weights, uniforms)
-    if settings.any_filter:
-        drawn = draw_filtered(drawn, logits, weights, settings, uniforms)
-    logits.copy_(weights)
-    return torch.where(settings.temperature > 0, drawn, greedy)
 
 
 # -- apply_penalties --
@@ -294,38 +218,6 @@ def apply_penalties(logits: Tensor, penalties: Penalties, positions: Tensor) -> 
     logits = logits.clone()
     logits[penalties.rows] = penalize_presence(rows, counts, penalties.presence)
     return logits
-
-
-# rule 5
-@mistake(
-    "logits_processors.apply_penalties",
-    "tokens 0 1 of the prompt and 1 2 of the answer count, each once; 3 stands behind the text",
-)
-def apply_penalties(logits: Tensor, penalties: Penalties, positions: Tensor) -> Tensor:
-    ends, vocab_size = positions[penalties.rows], logits.shape[1]
-    token_ids = penalties.token_ids.long()
-    counts = count_tokens(token_ids, penalties.num_prompt_tokens, ends, vocab_size)
-    counts = counts.gather(1, token_ids)
-    where = (penalties.rows[:, None], token_ids)
-    seen = penalize_repetition(logits[where], penalties.repetition)
-    seen = penalize_frequency(seen, counts, penalties.frequency)
-    return logits.index_put(where, penalize_presence(seen, counts, penalties.presence))
-
-
-# rule 5
-@mistake(
-    "logits_processors.apply_penalties",
-    "8 / 2 - 1 is 3, (8 - 1) / 2 is 3.5: which comes first?",
-)
-def apply_penalties(logits: Tensor, penalties: Penalties, positions: Tensor) -> Tensor:
-    ends, vocab_size = positions[penalties.rows], logits.shape[1]
-    token_ids = tokens_before(penalties.token_ids, ends)
-    counts = count_tokens(penalties.token_ids, penalties.num_prompt_tokens, ends, vocab_size)
-    counts = counts.gather(1, token_ids)
-    where = (penalties.rows[:, None], token_ids)
-    seen = penalize_frequency(logits[where], counts, penalties.frequency)
-    seen = penalize_presence(seen, counts, penalties.presence)
-    return logits.index_put(where, penalize_repetition(seen, penalties.repetition))
 
 
 # rule 6
@@ -375,47 +267,9 @@ def gumbel_sample(logits: Tensor, temperature: Tensor, seeds: Tensor, positions:
 
 
 # rule 6
-@mistake(
-    "sampler.gumbel_sample",
-    "alone, a row is row 0: does its noise know in which row it stands?",
-)
-def gumbel_sample(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-    row_bits = hash_counter(seeds + torch.arange(len(seeds)), positions)[:, None]
-    noise = gumbel_noise(hash_counter(row_bits, torch.arange(logits.shape[1])))
-    is_random = (temperature > 0)[:, None]
-    divided = logits.double() / torch.where(is_random, temperature[:, None].double(), 1.0)
-    return (divided + torch.where(is_random, noise, 0.0)).argmax(-1)
-
-
-# rule 6
 @mistake("sampler.gumbel_sample", "the same call twice: is there a generator whose state goes on?")
 def gumbel_sample(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     noise = -torch.log(-torch.log(torch.rand(logits.shape, dtype=torch.float64)))
-    is_random = (temperature > 0)[:, None]
-    divided = logits.double() / torch.where(is_random, temperature[:, None].double(), 1.0)
-    return (divided + torch.where(is_random, noise, 0.0)).argmax(-1)
-
-
-# rule 6
-@mistake(
-    "sampler.gumbel_sample",
-    "the choice moves down by one at each step: do you add position and token id?",
-)
-def gumbel_sample(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-    counters = positions[:, None] + torch.arange(logits.shape[1])
-    noise = gumbel_noise(hash_counter(seeds[:, None], counters))
-    is_random = (temperature > 0)[:, None]
-    divided = logits.double() / torch.where(is_random, temperature[:, None].double(), 1.0)
-    return (divided + torch.where(is_random, noise, 0.0)).argmax(-1)
-
-
-# rule 4
-@mistake(
-    "sampler.gumbel_sample",
-    "token 0 is hardly drawn: has each token noise of its own, and is there any?",
-)
-def gumbel_sample(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-    noise = gumbel_noise(hash_counter(seeds, positions))[:, None]
     is_random = (temperature > 0)[:, None]
     divided = logits.double() / torch.where(is_random, temperature[:, None].double(), 1.0)
     return (divided + torch.where(is_random, noise, 0.0)).argmax(-1)
