@@ -171,6 +171,14 @@ def test_what_is_left_of_the_uniform_is_uniform_again() -> None:
     )
 
 
+@pytest.mark.exercise("drawing.invert_cdf")
+def test_a_row_of_nan_gets_some_place() -> None:
+    """Its request is lost; those of the other rows go on."""
+    assert sampling_calls.invert_cdf([math.nan, math.nan], 0.5)[0] in (0, 1), (
+        "no sum of NaN exceeds anything: is a place behind the last clamped?"
+    )
+
+
 def test_inverse_cdf_splits_0_to_1_by_mass() -> None:
     """The running sums .5, .5, 1 split at .5; what is left of the uniform is the way into
     that mass."""

@@ -237,7 +237,9 @@ def apply_penalties(logits: Tensor, penalties: Penalties, positions: Tensor) -> 
 
 
 # rule 7
-@mistake("logits_processors.apply_penalties", "the logits given are left as they are")
+@mistake(
+    "logits_processors.apply_penalties", "the logits given are left as they are: did you copy?"
+)
 def apply_penalties(logits: Tensor, penalties: Penalties, positions: Tensor) -> Tensor:
     ends, vocab_size = positions[penalties.rows], logits.shape[1]
     token_ids = tokens_before(penalties.token_ids, ends)
