@@ -38,6 +38,4 @@ def make_plan(row_ids, starts, lengths, sampling, params=()):
 
 def write(rows, request):
     """Give the request a row with its tokens and blocks."""
-    row = rows.write(request)
-    rows.write_new_blocks(request, row)
-    return row
+    return rows.update([request])[0]

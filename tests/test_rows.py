@@ -23,7 +23,7 @@ def test_only_new_blocks_are_written():
     row = write(rows, request)
     rows.block_table[row, 0] = 70  # would be lost if the row were written again
     request.block_table.append(8)
-    rows.write_new_blocks(request, row)
+    assert rows.update([request]) == [row]
     assert rows.block_table[row].tolist() == [70, 8, 0]
 
 
@@ -40,7 +40,28 @@ def test_a_row_is_given_back_and_written_anew():
     assert rows.token_ids[row, 0] == 9
     assert rows.block_table[row, 0] == 6
     with pytest.raises(IndexError):
-        rows.write(first)
+        rows.update([first])
+
+
+def test_a_step_brings_all_its_requests_up_to_date():
+    """One that has a row and gains two blocks, two that come with other lengths; each gets its
+    own tokens, settings and blocks, in whatever row it is."""
+    rows = Rows(max_num_seqs=3, max_model_len=8, max_blocks=3, device=CPU)
+    old = make_request("old", [1, 2], [4], temperature=0.5)
+    write(rows, old)
+    old.block_table += [5, 6]
+    long = make_request("long", [7, 8, 9], [0, 1], temperature=0.25, seed=3)
+    short = make_request("short", [3], [2], presence_penalty=1.5, seed=8)
+    row_ids = rows.update([long, old, short])
+    assert len(set(row_ids)) == 3
+    assert rows.update([short, long]) == [row_ids[2], row_ids[0]]
+    assert rows.token_ids[row_ids, :3].tolist() == [[7, 8, 9], [1, 2, 0], [3, 0, 0]]
+    assert rows.block_table[row_ids].tolist() == [[0, 1, 0], [4, 5, 6], [2, 0, 0]]
+    assert rows.temperature[row_ids].tolist() == [0.25, 0.5, 1]
+    assert rows.seed[row_ids].tolist() == [3, 5, 8]
+    assert rows.presence_penalty[row_ids].tolist() == [0, 0, 1.5]
+    assert rows.num_prompt_tokens[row_ids[2]] == 1
+    assert rows.num_blocks == [3, 2, 1], "old has row 0"
 
 
 def settings_of(*requests, positions=None):
