@@ -199,6 +199,8 @@ def _become(job: dict[str, Any], streams: list[int]) -> NoReturn:
     os.chdir(job["cwd"])
     os.environ.clear()
     os.environ.update(job["environment"])
+    if "numba" in sys.modules:  # it read the server's number of threads
+        sys.modules["numba"].config.reload_config()
     first = [] if os.environ.get("PYTHONSAFEPATH") else [job["cwd"]]
     sys.path[:0] = first + [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
     _, module, *sys.argv[1:] = job["arguments"]

@@ -38,7 +38,7 @@ def exercises_of(chapters: Iterable[str]) -> list[ex.Exercise]:
 def in_parallel(work: Callable[[Any], Problems], things: list[Any]) -> Problems:
     """The problems of all things; each starts processes of its own, so threads are enough."""
     forks.start()
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with sandbox.one_thread_each(), ThreadPoolExecutor(os.cpu_count()) as pool:
         return [problem for problems in pool.map(work, things) for problem in problems]
 
 

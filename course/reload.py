@@ -11,6 +11,7 @@ import ast
 import gc
 import importlib
 import sys
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -55,12 +56,17 @@ def import_again(changed: set[str], namespace: dict[str, Any]) -> None:
         _rebind(before, sys.modules[PREFIX + module], namespace)
 
 
-def _imports(path: Path) -> set[str]:
+def _imports(path: Path) -> frozenset[str]:
     """Modules of the package that a module imports, at its top or inside a function."""
     try:
-        tree = ast.parse(read(path).removeprefix("\ufeff"))
+        return _imports_of(read(path).removeprefix("\ufeff"))
     except (SyntaxError, UnicodeDecodeError, OSError):
-        return set()
+        return frozenset()
+
+
+@lru_cache(maxsize=200)  # most modules are the same at the next build
+def _imports_of(text: str) -> frozenset[str]:
+    tree = ast.parse(text)
     out: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -71,7 +77,7 @@ def _imports(path: Path) -> set[str]:
         ):
             module = (node.module or "").removeprefix("minivllm").strip(".").split(".")[0]
             out |= {module} if module else {alias.name for alias in node.names}
-    return out
+    return frozenset(out)
 
 
 def _rebind(old: ModuleType, new: ModuleType, namespace: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ from course import exercises as ex
 from course import splice
 
 STRICT = "MINIVLLM_COURSE_STRICT"  # with it a failed check raises, without it it is shown
+THREADS = "NUMBA_NUM_THREADS"
 CELL_LIMIT = 300  # seconds
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # of tracebacks, for terminals
 
@@ -94,6 +95,19 @@ def entered(folder: Path) -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+@contextmanager
+def one_thread_each() -> Iterator[None]:
+    """For as many processes as cores: numba's threads would wait for each other, in loops that
+    burn what the others need (5 times the work for a chapter that runs the model)."""
+    before = os.environ.get(THREADS)
+    os.environ.setdefault(THREADS, "1")
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[THREADS]
 
 
 def run_notebook(

@@ -22,7 +22,8 @@ def weigh(logits: Tensor, temperature: Tensor, out: Tensor | None = None) -> Ten
     """exp((logits - the row's largest) / temperature): probabilities, up to a factor per row.
 
     logits [N, V] float32, temperature [N] float32, where 0 counts as 1 -> [N, V] float32 in
-    [0, 1], finite at every temperature; written to `out` if given. The largest has weight 1.
+    [0, 1], finite at every temperature. The row's largest has weight 1. `logits` are left as they
+    are; `out` [N, V] float32, if given, is memory that the result may use.
     [[0., ln 3]] at 1 -> [[1/3, 1]], at 0.5 -> [[1/9, 1]], at 1e-38 -> [[0., 1.]].
     """
     temperature = torch.where(temperature > 0, temperature, 1.0)
@@ -66,7 +67,8 @@ def invert_cdf(masses: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
 
     masses [N, C] float32, uniforms [N] float64 in [0, 1) -> [N] int64, [N] float64 in [0, 1).
     [[.5, 0, .5]] (running sums .5, .5, 1) with 0.25 -> [0], [0.5]; with 0.5 -> [2], [0.0].
-    The second is again uniform, and independent of the first.
+    The second is again uniform, and independent of the first. Sums are taken in float64. A row
+    of NaN gives some place.
     """
     # float64, in which u * total < total for every u < 1: so the end is never passed.
     cdf = masses.cumsum(-1, dtype=torch.float64)

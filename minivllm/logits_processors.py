@@ -50,7 +50,11 @@ def add_biases(logits: Tensor, biases: Biases) -> Tensor:
 def apply_penalties(logits: Tensor, penalties: Penalties, positions: Tensor) -> Tensor:
     """Repetition, frequency and presence penalty, in this order, for the rows that ask.
 
-    logits [N, V] float32, positions [N] int64 -> [N, V] float32, a copy.
+    logits [N, V] float32, left as they are; positions [N] int64 of the tokens to be chosen: the
+    text ends before them -> [N, V] float32. Rows that do not ask keep their logits.
+    Repetition looks at prompt and answer, frequency and presence at the answer alone.
+    Prompt [0, 1], answer [1, 2, 2], all logits 8: repetition 2 -> [4, 4, 4, 8]; frequency 1.5 ->
+    [8, 6.5, 5, 8]; presence 1.5 -> [8, 6.5, 6.5, 8].
     """
     ends, vocab_size = positions[penalties.rows], logits.shape[1]
     token_ids = tokens_before(penalties.token_ids, ends)

@@ -54,7 +54,14 @@ def sample(logits: Tensor, settings: SamplingRows, positions: Tensor) -> Tensor:
 
 
 def choose(logits: Tensor, settings: SamplingRows, uniforms: Tensor, buffer: Tensor) -> Tensor:
-    """Like `sample`, with uniforms [N] float64; `buffer` [at least N, V] is overwritten."""
+    """Choose the next token of each row: drawn by `draw` and `draw_filtered` from its weights, at
+    temperature 0 the largest logit. A row's token depends on that row alone.
+
+    logits [N, V] float32, left as they are; uniforms [N] float64, one for each row; `buffer`
+    [at least N, V] float32 is memory for the weights -> token ids [N] int64.
+    `settings.any_filter` says whether a row filters at all: if none does, looking is wasted.
+    [[0., ln 3]] with 0.2 -> [0] at temperature 1, [1] at 0.5, where the first has .1; [1] at 0.
+    """
     weights = weigh(logits, settings.temperature, out=buffer[: len(logits)])
     drawn = draw(weights, uniforms)
     if settings.any_filter:
@@ -104,8 +111,9 @@ def gumbel_sample(logits: Tensor, temperature: Tensor, seeds: Tensor, positions:
     logits / temperature + noise; at temperature 0 the argmax of the logits.
 
     logits [N, V] of any float type, -inf where a token cannot be; temperature [N] float32;
-    seeds, positions [N] int64 -> [N] int64. The noise is a function of (seed, position, token
-    id). No sum over V, one pass: the form for a GPU kernel, and its oracle.
+    seeds, positions [N] int64 -> [N] int64. No sum over V, one pass: the form for a GPU kernel,
+    and its oracle. `gumbel_noise` makes a token's noise, in float64, of bits that are
+    `hash_counter(row_bits, token_id)`; a row's bits are `hash_counter(seed, position)`.
     Not the tokens of `sample` for the same seed, but the same distribution.
     Idea: Gumbel 1954; Maddison, Tarlow and Minka 2014, "A* Sampling".
     """

@@ -1,5 +1,6 @@
 """Each gate holds for a sound course, and a planted fault of its kind makes it fail."""
 
+import os
 import shutil
 import zipfile
 
@@ -289,3 +290,15 @@ def test_the_checkout_on_the_path_makes_the_course_importable(tmp_path):
     with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
         paths = [wheel.read(n).decode().strip() for n in wheel.namelist() if n.endswith(".pth")]
     assert paths == [str(tree)]
+
+
+def test_notebooks_side_by_side_have_one_thread_each(monkeypatch):
+    """With one a core, numba's threads would wait for each other; afterwards all is as before."""
+    for before in (None, "3"):
+        if before:
+            monkeypatch.setenv("NUMBA_NUM_THREADS", before)
+        else:
+            monkeypatch.delenv("NUMBA_NUM_THREADS", raising=False)
+        threads = gates.in_parallel(lambda thing: [os.environ["NUMBA_NUM_THREADS"]], [1, 2])
+        assert threads == [before or "1"] * 2
+        assert os.environ.get("NUMBA_NUM_THREADS") == before

@@ -1,17 +1,23 @@
 """logits_processors: each penalty, bias and log-probability against its definition.
 
-Statistical tests use fixed seeds and a threshold that a right sampler would exceed for one
-choice of seeds in a million.
+The tests with an `exercise` mark are checks of notebook 10; what a failed assert says is the hint
+a learner reads.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parent))
+import sampling_calls
+from sampling_cases import NUM_DRAWS, PROBS, assert_fits
 
 from minivllm.logits_processors import (
     add_biases,
@@ -29,8 +35,6 @@ from minivllm.sampler import sample
 from minivllm.sampling_settings import Biases, Penalties, SamplingRows
 
 INF = math.inf
-NUM_DRAWS = 20_000
-PROBS = [0.05, 0.3, 0.1, 0.25, 0.2, 0.1]
 
 
 def make_rows(num: int, temperature: float = 1.0, **settings: object) -> SamplingRows:
@@ -124,6 +128,55 @@ def test_frequency_counts_and_presence_does_not() -> None:
     penalty = torch.tensor([0.5, -1.0])
     assert penalize_frequency(logits, counts, penalty).tolist() == [[2, 1.5, -3.5], [2, 3, 1]]
     assert penalize_presence(logits, counts, penalty).tolist() == [[2, 1.5, -2.5], [2, 3, -1]]
+
+
+@pytest.mark.exercise("logits_processors.apply_penalties")
+def test_repetition_looks_at_prompt_and_answer() -> None:
+    """And pushes down what is below 0, too; a token that occurs twice is penalized once."""
+    text = [0, 1, 1, 2, 2, 3, 3]  # prompt 0 1, answer 1 2 2; what stands behind is old
+    apply_penalties = sampling_calls.apply_penalties
+    assert apply_penalties([[8, 8, 8, 9, 8]], [text], [2], [5], repetition=2) == [
+        [4, 4, 4, 9, 8]
+    ], "tokens 0 1 of the prompt and 1 2 of the answer count, each once; 3 stands behind the text"
+    assert apply_penalties([[-8, 8]], [[0]], [1], [1], repetition=2) == [[-16, 8]], (
+        "-8 / 2 is -4, more probable than before: what makes a negative logit smaller?"
+    )
+
+
+@pytest.mark.exercise("logits_processors.apply_penalties")
+def test_frequency_and_presence_look_at_the_answer() -> None:
+    """The answer has 1 once and 2 twice; 0 is of the prompt alone."""
+    text = [0, 1, 1, 2, 2, 3, 3]  # prompt 0 1, answer 1 2 2; what stands behind is old
+    apply_penalties = sampling_calls.apply_penalties
+    assert apply_penalties([[8, 8, 8, 8, 8]], [text], [2], [5], frequency=1.5) == [
+        [8, 6.5, 5, 8, 8]
+    ], "once for each time *the answer* has it: do you count the prompt too, or old tokens behind?"
+    assert apply_penalties([[8, 8, 8, 8, 8]], [text], [2], [5], presence=1.5) == [
+        [8, 6.5, 6.5, 8, 8]
+    ], "once if the answer has it, however often"
+    assert apply_penalties([[8, 8]], [[0, 1]], [2], [2], frequency=1, presence=1) == [[8, 8]], (
+        "there is no answer yet: is anything of the prompt penalized?"
+    )
+
+
+@pytest.mark.exercise("logits_processors.apply_penalties")
+def test_repetition_comes_first() -> None:
+    """8 / 2 - 1 is not (8 - 1) / 2."""
+    apply_penalties = sampling_calls.apply_penalties
+    assert apply_penalties([[8, 8]], [[0]], [0], [1], repetition=2, presence=1) == [[3, 8]], (
+        "8 / 2 - 1 is 3, (8 - 1) / 2 is 3.5: which comes first?"
+    )
+
+
+@pytest.mark.exercise("logits_processors.apply_penalties")
+def test_rows_that_do_not_ask_keep_their_logits() -> None:
+    """Rows 2 and 0 of three ask, each with its own text and position."""
+    apply_penalties = sampling_calls.apply_penalties
+    logits, texts = [[8, 8, 8]] * 3, [[0, 1, 1], [0, 2, 1]]
+    changed = apply_penalties(logits, texts, [1, 0], [2, 9, 3], rows=[2, 0], frequency=1)
+    assert changed == [[7, 8, 7], [8, 8, 8], [8, 6, 8]], (
+        "the first text is row 2's: do you use `penalties.rows` for logits *and* positions?"
+    )
 
 
 def test_repetition_sees_prompt_and_answer_the_others_the_answer() -> None:
@@ -226,18 +279,6 @@ def test_min_tokens_and_logit_bias_equal_transformers() -> None:
 
 
 # -- what is drawn then ------------------------------------------------------------------------
-
-
-def assert_fits(counts: Tensor, probs: list[float]) -> None:
-    """Pearson's chi-square of counts against probs, at a level of one in a million."""
-    expected = torch.tensor(probs, dtype=torch.float64) * counts.sum() / sum(probs)
-    possible = expected > 0
-    assert counts[~possible].sum() == 0, f"drawn though impossible: {counts.tolist()}"
-    statistic = ((counts - expected)[possible] ** 2 / expected[possible]).sum().item()
-    freedom = int(possible.sum()) - 1
-    spread = 2 / (9 * freedom)  # Wilson and Hilferty 1931
-    limit = freedom * (1 - spread + 4.75 * math.sqrt(spread)) ** 3
-    assert statistic < limit, f"chi-square {statistic:.1f} > {limit:.1f}: {counts.tolist()}"
 
 
 def draws(settings: SamplingRows) -> Tensor:

@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import math
+import sys
+from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parent))
+from sampling_cases import assert_fits
 
 from minivllm import noise
 from minivllm.noise import gumbel_noise, hash_counter, mix_bits, to_uniform
 
 ALL_ONES = -1  # all 64 bits set
-
-
-def assert_fits(counts: Tensor, probs: list[float]) -> None:
-    """Pearson's chi-square of counts against probs, at a level of one in a million."""
-    expected = torch.tensor(probs, dtype=torch.float64) * counts.sum() / sum(probs)
-    possible = expected > 0
-    assert counts[~possible].sum() == 0, f"drawn though impossible: {counts.tolist()}"
-    statistic = ((counts - expected)[possible] ** 2 / expected[possible]).sum().item()
-    freedom = int(possible.sum()) - 1
-    # Wilson and Hilferty 1931: the cube root of chi-square / freedom is nearly normal.
-    spread = 2 / (9 * freedom)
-    limit = freedom * (1 - spread + 4.75 * math.sqrt(spread)) ** 3
-    assert statistic < limit, f"chi-square {statistic:.1f} > {limit:.1f}: {counts.tolist()}"
 
 
 def python_mix(x: int) -> int:
