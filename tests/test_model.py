@@ -499,6 +499,14 @@ def test_a_tied_model_scores_by_the_rows_of_its_embedding() -> None:
 
 
 @pytest.mark.exercise("model.CausalLM.logits")
+def test_the_final_norm_is_not_repeated() -> None:
+    """Twice the vector, twice the scores: a norm would take that away."""
+    assert scores([30, 40]) == [30, 100], (
+        "hidden comes from after the final norm: do you normalise it again?"
+    )
+
+
+@pytest.mark.exercise("model.CausalLM.logits")
 def test_a_model_with_a_head_uses_it() -> None:
     """Rows [0, 1] and [1, 1] of the head, whatever the embedding holds."""
     assert scores([3, 4], head=[[0, 1], [1, 1]]) == [4, 7], (
