@@ -72,13 +72,16 @@ def hands(angles: Mapping[str, Sequence[float]]) -> Picture:
         from matplotlib.patches import Circle
 
         ax.add_patch(Circle((0, 0), 1, fill=False, edgecolor=GRID))
+        slow = abs(turns[-1]) < 0.15
         for position, angle in enumerate(turns):
             x, y = cos(angle), sin(angle)
             ax.plot([0, x], [0, y], color=PALETTE["prefill"], linewidth=1.4)
             # Hands that lie on each other would write over each other's numbers.
             reach = 1.22 if position % 2 == 0 else 1.5
-            if position in (0, 1, len(turns) - 1) or abs(turns[1]) > 0.15:
+            if not slow and (position in (0, len(turns) - 1) or abs(turns[1]) > 0.15):
                 write(ax, reach * x, reach * y, str(position))
+        if slow:
+            write(ax, 1.35, 0, f"0 to {len(turns) - 1}")
         ax.set_title(name, fontsize=9)
         ax.set_xlim(-1.7, 1.7)
         ax.set_ylim(-1.7, 1.7)
@@ -128,6 +131,7 @@ def groups(reads: Sequence[int]) -> Picture:
     ax.set_yticks([1, 0], ["query heads", "K/V heads"])
     ax.set_xticks([])
     ax.set_ylim(-0.4, 1.4)
+    ax.set_xlim(-0.8, len(reads) - 0.2)
     parts = [
         f"K/V head {kv}: query heads {[h for h, read in enumerate(reads) if read == kv]}"
         for kv in range(num_kv)
