@@ -457,14 +457,27 @@ def stored_model(path: Path) -> CausalLM:
     return load(path)
 
 
-@pytest.mark.exercise("model.DecoderLayer.forward", "model.CausalLM.logits")
-def test_logits_are_those_that_transformers_computed(tmp_path: Path) -> None:
-    """Six tokens through two layers, to five digits."""
+def distance(found: Tensor, stage: str) -> float:
+    """How far the numbers of a stage are from those of transformers, at most."""
+    expected = torch.tensor(STORED["stages"][stage])
+    assert found.shape == expected.shape, f"{stage} has another shape"
+    return (found - expected).abs().max().item()
+
+
+@pytest.mark.exercise("model.DecoderLayer.forward")
+def test_two_layers_give_what_transformers_computed(tmp_path: Path) -> None:
+    """Six tokens through two layers and the final norm, to four digits."""
     model, input_ids = stored_model(tmp_path), torch.tensor(STORED["input_ids"])
-    logits = model.logits(model(input_ids, torch.arange(len(input_ids)), attend_alone))
-    expected = torch.tensor(STORED["stages"]["logits"])
-    far = (logits - expected).abs().max().item() if logits.shape == expected.shape else None
-    assert far is not None and far < 1e-4, "the logits of transformers, stored in tiny_llama.json"
+    hidden = model(input_ids, torch.arange(len(input_ids)), attend_alone)
+    assert distance(hidden, "final norm") < 1e-4, "transformers' numbers, in tiny_llama.json"
+
+
+@pytest.mark.exercise("model.CausalLM.logits")
+def test_logits_are_those_that_transformers_computed(tmp_path: Path) -> None:
+    """Of its own hidden vectors, so that nothing else is tested."""
+    hidden = torch.tensor(STORED["stages"]["final norm"])
+    found = stored_model(tmp_path).logits(hidden)
+    assert distance(found, "logits") < 1e-4, "transformers' numbers, in tiny_llama.json"
 
 
 def test_the_stored_numbers_are_those_of_transformers(tmp_path: Path) -> None:
