@@ -472,14 +472,6 @@ def test_two_layers_give_what_transformers_computed(tmp_path: Path) -> None:
     assert distance(hidden, "final norm") < 1e-4, "transformers' numbers, in tiny_llama.json"
 
 
-@pytest.mark.exercise("model.CausalLM.logits")
-def test_logits_are_those_that_transformers_computed(tmp_path: Path) -> None:
-    """Of its own hidden vectors, so that nothing else is tested."""
-    hidden = torch.tensor(STORED["stages"]["final norm"])
-    found = stored_model(tmp_path).logits(hidden)
-    assert distance(found, "logits") < 1e-4, "transformers' numbers, in tiny_llama.json"
-
-
 def test_the_stored_numbers_are_those_of_transformers(tmp_path: Path) -> None:
     """The installed transformers computes from that checkpoint what the file says."""
     transformers, model = the_oracle(), stored_model(tmp_path)
@@ -534,6 +526,14 @@ def test_logits_keep_the_dtype_of_the_model() -> None:
     assert model.logits(torch.ones(3, 2).bfloat16()).dtype == torch.bfloat16, (
         "logits are in the model's dtype: who needs float32 converts, do you already?"
     )
+
+
+@pytest.mark.exercise("model.CausalLM.logits")
+def test_logits_are_those_that_transformers_computed(tmp_path: Path) -> None:
+    """Of its own hidden vectors, so that nothing else is tested."""
+    hidden = torch.tensor(STORED["stages"]["final norm"])
+    found = stored_model(tmp_path).logits(hidden)
+    assert distance(found, "logits") < 1e-4, "transformers' numbers, in tiny_llama.json"
 
 
 # -- the real model --

@@ -39,6 +39,13 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * (wide * torch.rsqrt(wide.square().mean() + eps)).to(x.dtype)
 
 
+# rule 1
+@mistake("ops.rms_norm", "each vector has its own divisor: does the mean keep its axis (keepdim)?")
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    wide = x.float()
+    return weight * (wide * torch.rsqrt(wide.square().mean(-1) + eps)).to(x.dtype)
+
+
 # rule 2
 @mistake("ops.rms_norm", "300 squared is infinite in float16: do you compute in float32?")
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
