@@ -496,18 +496,19 @@ def scores(hidden: list[float], *, head: list[list[float]] | None = None) -> lis
 
 
 @pytest.mark.exercise("model.CausalLM.logits")
-def test_a_tied_model_scores_by_the_rows_of_its_embedding() -> None:
-    """[3, 4] with [1, 0] is 3, with [2, 1] is 10."""
-    assert scores([3, 4]) == [3, 10], (
-        "one row of the embedding per token, as it is: scores, of rows and not of columns?"
+def test_the_final_norm_is_not_repeated() -> None:
+    """Ten times the vector, ten times the scores: a norm would take that away."""
+    expected = [10 * score for score in scores([1, 1])]
+    assert scores([10, 10]) == expected, (
+        "hidden comes from after the final norm: do you normalise it again?"
     )
 
 
 @pytest.mark.exercise("model.CausalLM.logits")
-def test_the_final_norm_is_not_repeated() -> None:
-    """Twice the vector, twice the scores: a norm would take that away."""
-    assert scores([30, 40]) == [30, 100], (
-        "hidden comes from after the final norm: do you normalise it again?"
+def test_a_tied_model_scores_by_the_rows_of_its_embedding() -> None:
+    """[3, 4] with [1, 0] is 3, with [2, 1] is 10."""
+    assert scores([3, 4]) == [3, 10], (
+        "one row of the embedding per token, as it is: scores, of rows and not of columns?"
     )
 
 

@@ -81,7 +81,7 @@ def hands(angles: Mapping[str, Sequence[float]]) -> Picture:
             if not slow and (position in (0, len(turns) - 1) or abs(turns[1]) > 0.15):
                 write(ax, reach * x, reach * y, str(position))
         if slow:
-            write(ax, 1.35, 0, f"0 to {len(turns) - 1}")
+            write(ax, 1.08, 0, f"0 to {len(turns) - 1}", ha="left")
         ax.set_title(name, fontsize=9)
         ax.set_xlim(-1.7, 1.7)
         ax.set_ylim(-1.7, 1.7)
@@ -224,6 +224,8 @@ def roofline(
                     textcoords="offset points", va="top", path_effects=halo())  # fmt: skip
     ax.set_xscale("log")
     ax.set_yscale("log")
+    lowest = min([roof[0], *(speed / 1e9 for _, speed in points.values())])
+    ax.set_ylim(lowest / 3, roof[-1] * 2)
     label(ax, title, "operations for each byte moved (FLOP per byte)", "GFLOP/s")
     ax.grid(color=GRID, linewidth=0.6)
     edge = f"The roof: {bytes_per_s / 1e9:.1f} GB/s, then {flops_per_s / 1e9:.0f} GFLOP/s"
