@@ -8,6 +8,8 @@ name and the map. Tests do without this file: they also run with `--noconftest`.
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import subprocess
 import sys
@@ -45,8 +47,8 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", str(cores // option.numprocesses))
         # Compiled and imported here once, instead of by each worker, check and notebook.
         code = "from minivllm import cpu_ops; cpu_ops.warm_up()"
-        subprocess.run([sys.executable, "-c", code], cwd=config.rootpath, check=False)
-        forks.start()
+        with subprocess.Popen([sys.executable, "-c", code], cwd=config.rootpath):
+            forks.start()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -102,7 +104,8 @@ def await_reply(kernel: Any, msg_id: str, timeout: float | None = None) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
     """A notebook's kernel, started at its first cell, gets a copy of the package of its own."""
     notebook: Any = item.parent
-    if not hasattr(item, "cell") or notebook.kernel is not None:
+    runs = hasattr(item, "cell") and item.get_closest_marker("skip") is None
+    if not runs or notebook.kernel is not None:
         return (yield)
     from course import sandbox
 
@@ -126,8 +129,19 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     else:
         names = cell.metadata.get("course", {}).get("check", [])
     item.user_properties += [("exercise", name) for name in names]
+    if cell is not None and (missing := lacking_of(item.path)):
+        item.add_marker(pytest.mark.skip(reason=f"this chapter {missing}"))
     if cell is not None and names:
         item.repr_failure = check_text  # type: ignore[method-assign]
+
+
+@functools.lru_cache
+def lacking_of(notebook: Path) -> str | None:
+    """What a notebook needs and this machine lacks, or None."""
+    from course.needs import lacking
+
+    cells = json.loads(notebook.read_text("utf-8"))["cells"]
+    return lacking("\n".join("".join(cell["source"]) for cell in cells))
 
 
 def check_text(excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> str:

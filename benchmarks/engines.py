@@ -1,7 +1,7 @@
 """Four engines behind one interface: token ids in, a fixed number of greedy tokens out.
 
     engine = ENGINES["transformers"](Setup(model_path="...", max_batch=16, max_len=256))
-    answers = engine.generate([[1, 2, 3]], num_tokens=8)
+    answers = engine.generate([[1, 2, 3]], num_tokens=8).token_ids
 
 Each is imported when it is made, so that a missing one is an ImportError of its own. All decode
 greedily, ignore end-of-sequence tokens, keep no prefix from one call to the next and use the
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -34,10 +35,18 @@ class Setup:
     settings: dict[str, Any] = field(default_factory=dict)  # more of ours, by name
 
 
+@dataclass(frozen=True)
+class Answers:
+    """What came out of a call, in the order of its prompts, and when."""
+
+    token_ids: list[TokenIds]
+    token_times: list[list[float]]  # of every token: seconds of time.perf_counter
+
+
 class Peer(Protocol):
     """An engine that is timed."""
 
-    def generate(self, prompts: Sequence[TokenIds], num_tokens: int) -> list[TokenIds]:
+    def generate(self, prompts: Sequence[TokenIds], num_tokens: int) -> Answers:
         """The `num_tokens` tokens that follow each prompt; all prompts are of one length."""
         ...
 
@@ -57,13 +66,16 @@ class Minivllm:
         }
         self.llm = LLM(setup.model_path, progress=False, **{**settings, **setup.settings})
 
-    def generate(self, prompts: Sequence[TokenIds], num_tokens: int) -> list[TokenIds]:
+    def generate(self, prompts: Sequence[TokenIds], num_tokens: int) -> Answers:
         """The answers, by `LLM.generate`."""
         from minivllm import SamplingParams
 
         params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
         outputs = self.llm.generate(list(prompts), params, use_tqdm=False)
-        return [output.outputs[0].token_ids for output in outputs]
+        return Answers(
+            [output.outputs[0].token_ids for output in outputs],
+            [output.metrics.token_times for output in outputs],
+        )
 
 
 class Transformers:
@@ -72,16 +84,30 @@ class Transformers:
     def __init__(self, setup: Setup) -> None:
         import torch
         import transformers
+        from transformers.generation.streamers import BaseStreamer
 
-        self.torch = torch
+        class Clock(BaseStreamer):
+            """Notes when `generate` hands out the prompts, then each step's tokens."""
+
+            def __init__(self) -> None:
+                self.times: list[float] = []
+
+            def put(self, value: Any) -> None:
+                self.times.append(time.perf_counter())
+
+            def end(self) -> None:
+                """Nothing is left to note."""
+
+        self.torch, self.make_clock = torch, Clock
         model = transformers.AutoModelForCausalLM.from_pretrained(
             setup.model_path, dtype=getattr(torch, setup.dtype)
         )
         self.model = model.to(setup.device).eval()
 
-    def generate(self, prompts: Sequence[TokenIds], num_tokens: int) -> list[TokenIds]:
+    def generate(self, prompts: Sequence[TokenIds], num_tokens: int) -> Answers:
         """The answers, by `generate`."""
         ids = self.torch.tensor(list(prompts), device=self.model.device)
+        clock = self.make_clock()
         with self.torch.inference_mode():
             output = self.model.generate(
                 ids,
@@ -89,8 +115,10 @@ class Transformers:
                 min_new_tokens=num_tokens,
                 max_new_tokens=num_tokens,
                 do_sample=False,
+                streamer=clock,
             )
-        return output[:, ids.shape[1] :].tolist()
+        token_ids = output[:, ids.shape[1] :].tolist()
+        return Answers(token_ids, [clock.times[1:]] * len(prompts))
 
 
 class Vllm:
@@ -109,14 +137,22 @@ class Vllm:
             skip_tokenizer_init=True,
         )
 
-    def generate(self, prompts: Sequence[TokenIds], num_tokens: int) -> list[TokenIds]:
-        """The answers, by `LLM.generate`."""
+    def generate(self, prompts: Sequence[TokenIds], num_tokens: int) -> Answers:
+        """The answers, step by step as `LLM.generate` computes them."""
         params = self.vllm.SamplingParams(
             temperature=0, max_tokens=num_tokens, ignore_eos=True, detokenize=False
         )
-        listed = [{"prompt_token_ids": prompt} for prompt in prompts]
-        outputs = self.llm.generate(listed, params, use_tqdm=False)
-        return [list(output.outputs[0].token_ids) for output in outputs]
+        engine = self.llm.llm_engine
+        for number, prompt in enumerate(prompts):
+            engine.add_request(str(number), {"prompt_token_ids": prompt}, params)
+        answers = Answers([[] for _ in prompts], [[] for _ in prompts])
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                number, token_ids = int(output.request_id), list(output.outputs[0].token_ids)
+                new = len(token_ids) - len(answers.token_ids[number])
+                answers.token_ids[number][:] = token_ids
+                answers.token_times[number].extend([time.perf_counter()] * new)
+        return answers
 
 
 class LlamaCpp:
@@ -147,7 +183,7 @@ class LlamaCpp:
         vocab = llama_cpp.llama_model_get_vocab(self.model)
         self.vocab_size = llama_cpp.llama_vocab_n_tokens(vocab)
 
-    def generate(self, prompts: Sequence[TokenIds], num_tokens: int) -> list[TokenIds]:
+    def generate(self, prompts: Sequence[TokenIds], num_tokens: int) -> Answers:
         """The answers: all prompts, then one token of each sequence per call."""
         self.api.llama_memory_clear(self.api.llama_get_memory(self.context), True)
         entries = [
@@ -159,6 +195,7 @@ class LlamaCpp:
         for start in range(0, len(entries), self.BATCH):
             last |= self._decode(entries[start : start + self.BATCH])
         answers = [[last[sequence]] for sequence in range(len(prompts))]
+        times = [time.perf_counter()]
         for _ in range(num_tokens - 1):
             entries = [
                 (answer[-1], len(prompts[sequence]) + len(answer) - 1, sequence, True)
@@ -167,7 +204,8 @@ class LlamaCpp:
             last = self._decode(entries)
             for sequence, answer in enumerate(answers):
                 answer.append(last[sequence])
-        return answers
+            times.append(time.perf_counter())
+        return Answers(answers, [times] * len(prompts))
 
     def _decode(self, entries: list[tuple[int, int, int, bool]]) -> dict[int, int]:
         """Compute (token id, position, sequence, wants logits); next token by sequence."""

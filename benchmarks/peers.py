@@ -10,8 +10,8 @@ in another order each time, so that a busy machine slows all; best and median of
 count, and the ratios compare one run's.
 
 output   answer tokens per second of the whole call
-decode   the same without the prompt: the time of a call for one token is taken off
-prompt   prompt tokens per second of a call for one token
+decode   those that came after every request had its first, per second from there on
+prompt   prompt tokens per second until every request had its first token
 ready    from the command to the first token in a fresh process
 
 With --profile, also where our engine spends its time.
@@ -27,12 +27,12 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import common
-from engines import ENGINES, Peer, Setup, TokenIds
+from engines import ENGINES, Answers, Peer, Setup, TokenIds
 
 from minivllm import bench, bench_results
 from minivllm.cli_options import positive
@@ -55,11 +55,35 @@ def load_peers(names: Sequence[str], setup: Setup) -> dict[str, Peer]:
     return peers
 
 
+@dataclass(frozen=True)
+class Call:
+    """What one call took: seconds, all counted from its beginning."""
+
+    seconds: float
+    first_token_seconds: float  # until every request had its first token
+    num_decoded: int  # tokens after that
+
+    @classmethod
+    def of(cls, began: float, ended: float, answers: Answers) -> Call:
+        """From times of `time.perf_counter`: two requests whose tokens come at 1, 2, 3 and at
+        2, 3, 4 have their first ones at 2, and three tokens after that."""
+        first = max(times[0] for times in answers.token_times)
+        num_decoded = sum(time > first for times in answers.token_times for time in times)
+        return cls(ended - began, first - began, num_decoded)
+
+    @property
+    def decode_tokens_per_s(self) -> float | None:
+        """None where no token came after the first ones."""
+        if self.num_decoded == 0:
+            return None
+        return self.num_decoded / (self.seconds - self.first_token_seconds)
+
+
 def time_calls(
     peers: Mapping[str, Peer], prompts: Sequence[TokenIds], num_tokens: int, repeats: int
-) -> dict[str, list[float]]:
-    """Seconds of each call by engine; all take turns, after one call that is not counted."""
-    seconds: dict[str, list[float]] = {name: [] for name in peers}
+) -> dict[str, list[Call]]:
+    """Each call by engine; all take turns, after one call that is not counted."""
+    calls: dict[str, list[Call]] = {name: [] for name in peers}
     for number in range(repeats + 1):
         names = list(peers)
         # Whoever follows a heavy neighbour may be slower: nobody always follows the same one.
@@ -67,60 +91,50 @@ def time_calls(
         for name in names[turn:] + names[:turn]:
             began = time.perf_counter()
             answers = peers[name].generate(prompts, num_tokens)
-            taken = time.perf_counter() - began
-            if [len(answer) for answer in answers] != [num_tokens] * len(prompts):
+            ended = time.perf_counter()
+            if [len(token_ids) for token_ids in answers.token_ids] != [num_tokens] * len(prompts):
                 raise RuntimeError(f"{name} gave other lengths than asked for: no fair comparison")
             if number:
-                seconds[name].append(taken)
-    return seconds
+                calls[name].append(Call.of(began, ended, answers))
+    return calls
 
 
 def compare(
     peers: Mapping[str, Peer], prompts: Sequence[TokenIds], num_tokens: int, repeats: int
 ) -> list[dict[str, Any]]:
     """One result for each engine, ours first."""
-    first = time_calls(peers, prompts, 1, repeats)
-    whole = time_calls(peers, prompts, num_tokens, repeats) if num_tokens > 1 else first
+    calls = time_calls(peers, prompts, num_tokens, repeats)
     workload = bench.workload_name(len(prompts), len(prompts[0]), num_tokens)
     return [
-        {"engine": name, **figures(first[name], whole[name], prompts, num_tokens)}
-        | {"workload": workload}
+        {"engine": name, **figures(calls[name], prompts, num_tokens)} | {"workload": workload}
         for name in peers
     ]
 
 
-def figures(
-    first: Sequence[float], whole: Sequence[float], prompts: Sequence[TokenIds], num_tokens: int
-) -> dict[str, Any]:
-    """Speeds from the seconds of calls for one token (`first`) and for all of them (`whole`)."""
+def figures(calls: Sequence[Call], prompts: Sequence[TokenIds], num_tokens: int) -> dict[str, Any]:
+    """Median and best speeds of equal calls."""
     num_prompt_tokens = sum(len(prompt) for prompt in prompts)
     num_output_tokens = len(prompts) * num_tokens
-    seconds = statistics.median(whole)
+    whole = [call.seconds for call in calls]
+    first = [call.first_token_seconds for call in calls]
+    decode = [call.decode_tokens_per_s for call in calls]
+    known = [speed for speed in decode if speed is not None]
     return {
         "batch_size": len(prompts),
         "num_prompt_tokens": num_prompt_tokens,
         "num_output_tokens": num_output_tokens,
-        "seconds": seconds,
+        "seconds": statistics.median(whole),
         "best_seconds": min(whole),
-        "output_tokens_per_s": num_output_tokens / seconds,
+        "output_tokens_per_s": num_output_tokens / statistics.median(whole),
         "prompt_tokens_per_s": num_prompt_tokens / statistics.median(first),
-        "decode_tokens_per_s": decode_speed(
-            statistics.median(first), seconds, len(prompts), num_tokens
-        ),
+        "decode_tokens_per_s": statistics.median(known) if known else None,
         "best_output_tokens_per_s": num_output_tokens / min(whole),
         "best_prompt_tokens_per_s": num_prompt_tokens / min(first),
-        "best_decode_tokens_per_s": decode_speed(min(first), min(whole), len(prompts), num_tokens),
-        "seconds_all": list(whole),
-        "one_token_seconds_all": list(first),
+        "best_decode_tokens_per_s": max(known, default=None),
+        "seconds_all": whole,
+        "first_token_seconds_all": first,
+        "decode_tokens_per_s_all": decode,
     }
-
-
-def decode_speed(first: float, whole: float, batch_size: int, num_tokens: int) -> float | None:
-    """Tokens per second behind the first: 4 requests of 11 tokens in 3 s, of 1 token in 1 s,
-    decode 40 tokens in 2 s, 20 tok/s. None where there is nothing behind the first."""
-    if num_tokens == 1 or whole <= first:
-        return None
-    return batch_size * (num_tokens - 1) / (whole - first)
 
 
 def add_ratios(results: Sequence[dict[str, Any]]) -> None:

@@ -34,6 +34,8 @@ def main(folder: Path) -> None:
     job = json.loads((folder / "job.json").read_text("utf-8"))
     _limit()
     for module in job["warm"]:
+        if module == "triton" and not sys.modules["torch"].cuda.is_available():
+            os.environ["TRITON_INTERPRET"] = "1"  # read by the import: tests would be too late
         importlib.import_module(module)
     if len(job["variants"]) == 1:
         _run(job, folder, 0)
@@ -133,7 +135,7 @@ class Reporter:
             return
         printed = "".join(text for _, _, text in item._report_sections)[-MAX_PRINTED:]
         shown = explain.explain(error, item.path, self.root, self.name, self.compared)
-        self.say("fail", test=item.name, printed=printed, **shown)
+        self.say("fail", test=item.name, seconds=call.duration, printed=printed, **shown)
 
     def pytest_sessionfinish(self) -> None:
         """Which package was tested; the last word of a run that came to its end."""

@@ -29,10 +29,12 @@ from course.exercises import (
     lay,
     ledger,
     module_path,
+    read,
     state,
     states,
     step_back,
 )
+from course.needs import lacking
 from course.progress import progress_map
 
 
@@ -88,6 +90,9 @@ class Course(Magics):
     def build(self, line: str, cell: str) -> None:
         """%%build NAME...: write the definitions of this cell into the package, and import it."""
         names = _names(line, "%%build")
+        if missing := lacking("".join(read(module_path(name)) for name in names)):
+            print(f"Not built: this chapter {missing}.")
+            return
         finished, holes = parse_cell(names, cell)
         if finished:
             self._write(finished)

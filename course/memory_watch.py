@@ -89,7 +89,7 @@ def _access(
         number = program[0] if not any(program[1:]) else program
         raise OutsideMemory(
             f"program {number} {word} place {outside[0]} of `{name}`, which has the places 0 to"
-            f" {span - 1}"
+            f" {span - 1}: is it masked?"
         )
     return Access(program, kind, name, () if outside else tuple(places), num_masked)
 

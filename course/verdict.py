@@ -15,27 +15,45 @@ from course.exercises import (
     current,
     find_exercise,
     ledger,
+    module_path,
+    read,
     root,
     state,
     states,
 )
 from course.ledger import digest, entry_of
 from course.mistakes import likely, passes_alone
+from course.needs import lacking
 from course.progress import chapter_line
 
-TRITON_MASK = (
-    "Triton's interpreter cannot join a block mask with one scalar condition: return early "
-    "(`if slot < 0: return`), or compare a block (`slot + 0 * d >= 0`)"
-)
+# What Triton's interpreter says of a mistake, and what it means.
+TRITON_WORDS = {
+    "mask has unsupported dtype": (
+        "Triton's interpreter cannot join a block mask with one scalar condition: return early "
+        "(`if slot < 0: return`), or compare a block (`slot + 0 * d >= 0`)"
+    ),
+    "make_shape_compatible": (
+        "two blocks do not fit each other: which axis did you reduce, and is a row "
+        "(`x[None, :]`) or a column (`x[:, None]`) wanted?"
+    ),
+    "equal reduction dimensions": (
+        "tl.dot wants [M, K] and [K, N]: does one of them have to be transposed (tl.trans)?"
+    ),
+    "Both operands must be same dtype": (
+        "tl.dot wants two tiles of one type: x.to(y.dtype) gives x the type of y"
+    ),
+}
 
 
 def check(name: str) -> str:
     """Check the learner's version of an exercise and record that it passed; what to print.
 
     Raises OpenExercise if there is nothing of the learner's to check, CheckFailed if it is not
-    right yet, each with the text to show.
+    right yet, each with the text to show. What this machine cannot run at all fails nothing.
     """
     exercise = find_exercise(name)
+    if missing := lacking(read(module_path(exercise.name))):
+        return f"– {exercise.inner.rsplit('.', 1)[-1]}: not checked. It {missing}."
     refuse_if_not_yours(exercise)
     text, place = current(exercise.name), root()
     try:
@@ -184,8 +202,9 @@ def _why(name: str, event: Event) -> str | None:
         if splice.ends_in_raise(span.node):
             return "`raise NotImplementedError` is still below your code: delete that line"
         return "a function that yours calls is still open: %progress shows which"
-    if "mask has unsupported dtype" in text:
-        return TRITON_MASK
+    for words, why in TRITON_WORDS.items():
+        if words in text:
+            return why
     if kind == "OSError" and "File too large" in text:
         return "a loop that prints and never ends"
     if kind == "MemoryError":

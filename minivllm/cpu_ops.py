@@ -11,6 +11,7 @@ dimension, B block size, S key positions.
 
 from __future__ import annotations
 
+import functools
 import sys
 
 import numpy as np
@@ -60,11 +61,24 @@ def has_kernels(x: Tensor) -> bool:
 
 def num_threads() -> int:
     """Threads of a kernel: as many as torch uses, which numba is told here."""
+    _start_pool()
     most = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
     count = min(torch.get_num_threads(), most)
     if numba.get_num_threads() != count:
         numba.set_num_threads(count)
     return count
+
+
+@functools.cache
+def _start_pool() -> None:
+    """Start numba's threads without a change to torch's.
+
+    Both may stand on one OpenMP, whose number of threads numba sets to that of the cores: with
+    OMP_NUM_THREADS=1 on a busy machine, threads would then wait for each other.
+    """
+    before = torch.get_num_threads()
+    numba.get_num_threads()
+    torch.set_num_threads(before)
 
 
 def warm_up() -> None:
@@ -175,9 +189,6 @@ def attention(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float
 ) -> Tensor:
     """See `ops.attention`."""
-    if metadata.is_decode:  # in every layer of most steps: without taking the first of all
-        table, seq_lens, longest = metadata.block_table, metadata.seq_lens, metadata.max_seq_len
-        return decode_attention(q, k_cache, v_cache, table, seq_lens, longest, scale)
     return ops.attention(
         q, k_cache, v_cache, metadata, scale, decode=decode_attention, prefill=prefill_attention
     )

@@ -105,7 +105,10 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 
 # Operations whose result is for the host: a number, or a shape that depends on numbers.
-ASKS_THE_HOST = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "is_nonzero")
+# In inference mode some come under the name that the user called.
+READS_NUMBER = ("item", "_local_scalar_dense", "is_nonzero", "equal")
+COUNTS_NUMBERS = ("nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive")
+ASKS_THE_HOST = READS_NUMBER + COUNTS_NUMBERS
 
 
 def asks_the_host(operation: Any, args: tuple[Any, ...]) -> bool:
@@ -139,6 +142,12 @@ class Tape(TorchDispatchMode):
     def __repr__(self) -> str:
         return f"Tape({len(self.calls)} calls)"
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Otherwise the first tape waits seconds for the import of PyTorch's compiler, which is
+        # then told to let tapes alone; it never meets one here.
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
@@ -164,13 +173,12 @@ class Tape(TorchDispatchMode):
 
         Each of the tensors that come back (`tensors_in`) is copied into the one that came back
         the first time (`Call.results`), for that is where later calls, and the caller, read it.
-        One that already lies at that address (`data_ptr`: a view, or a result written in
-        place) is left alone. `calls` does not change.
+        One that lies at that address already (`data_ptr`: a view, or a result written in
+        place) needs no copy. `calls` does not change.
         """
         for call in self.calls:
             out = call.operation(*call.args, **call.kwargs)
             for old, new in zip(call.results, tensors_in(out), strict=True):
-                # Some views cannot be written to at all: one number may have many places.
                 if old.data_ptr() != new.data_ptr():
                     old.copy_(new)
 
@@ -238,6 +246,7 @@ class StepGraphs:
             self.loaded = plan
         return bucket
 
+    @torch.inference_mode()  # as every step of the engine
     def capture_all(self) -> None:
         """Capture every function for every bucket, the largest first: its memory then serves the
         others. What was not captured runs without a graph."""
@@ -261,7 +270,6 @@ class GraphedFunction:
     def __repr__(self) -> str:
         return f"GraphedFunction(captured for {sorted(self.captured)})"
 
-    @torch.inference_mode()
     def capture(self, bucket: int) -> None:
         """Capture the function for the steps of one bucket: `captured[bucket]`.
 
@@ -281,7 +289,6 @@ class GraphedFunction:
             lambda: target.copy_(self.function(plan)), self.graphs.pool
         )
 
-    @torch.inference_mode()
     def __call__(self, plan: StepPlan) -> Tensor:
         """What `function(plan)` gives, `[N, ...]` with a row for each of the plan's N rows.
 

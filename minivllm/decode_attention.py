@@ -61,8 +61,8 @@ def _plan_kernel(
 
 
 class Plan:
-    """How a step's keys are split: `item_request [W]` int32 (the number of requests where there
-    is no work), `first_item [N]` int32, `chunk_size [1]` int32 (keys)."""
+    """How a step's keys are split: `item_request [W]` int32 (N or more where there is no
+    work), `first_item [N]` int32, `chunk_size [1]` int32 (keys)."""
 
     def __init__(self, seq_lens: Tensor) -> None:
         num_requests, device = len(seq_lens), seq_lens.device

@@ -264,15 +264,18 @@ def build_engine(config: EngineConfig, *, trace: bool = False, progress: bool = 
 
 def build_runner(model: CausalLM, backend: Backend, config: EngineConfig) -> ModelRunner:
     """The runner, warm, and with graphs of its decode steps unless the settings refuse them."""
-    max_num_seqs, max_len = set_value(config.max_num_seqs), set_value(config.max_model_len)
-    graphs = StepGraphs(max_num_seqs, max_len, torch.device(config.device))
-    wrap: Wrap = as_it_is if config.enforce_eager else graphs.wrap
+    graphs = None
+    if not config.enforce_eager:
+        max_num_seqs, max_len = set_value(config.max_num_seqs), set_value(config.max_model_len)
+        graphs = StepGraphs(max_num_seqs, max_len, torch.device(config.device))
+    wrap: Wrap = as_it_is if graphs is None else graphs.wrap
     runner = ModelRunner(
         model, backend.ops, backend.sample, model.config, config, rank_tokens, wrap
     )
     if runner.device.type == "cuda":
         runner.warm_up()
-    graphs.capture_all()
+    if graphs is not None:
+        graphs.capture_all()
     return runner
 
 

@@ -1,6 +1,6 @@
 """The settings that depend on the machine: how many requests, tokens and KV blocks it can hold.
 
-The arithmetic is `model_runner`'s (Notebook 06); here are the measurements that go into it.
+The arithmetic is `kv_cache`'s (Notebook 06); here are the measurements that go into it.
 Given (no notebook builds it).
 """
 

@@ -166,7 +166,7 @@ class ModelRunner:
 
     def plan(self, chunks: Sequence[Chunk]) -> StepPlan:
         """Bring the rows up to date and describe the step. The only part that touches the host."""
-        row_ids = [self._row(chunk.request) for chunk in chunks]
+        row_ids = self.rows.update([chunk.request for chunk in chunks])
         sampling = [index for index, chunk in enumerate(chunks) if chunk.samples]
         starts, lengths = [chunk.start for chunk in chunks], [chunk.length for chunk in chunks]
         # One small copy to the device instead of four.
@@ -186,14 +186,6 @@ class ModelRunner:
             max_query_len=max(lengths),
             max_seq_len=max(chunk.end for chunk in chunks),
         )
-
-    def _row(self, request: Request) -> int:
-        """The request's row, written if it has none yet, with its new blocks."""
-        row = self.rows.row_of.get(request.request_id)
-        if row is None:
-            row = self.rows.write(request)
-        self.rows.write_new_blocks(request, row)
-        return row
 
     def step(self, plan: StepPlan) -> Pending:
         """From the rows to the rows: everything a step does on the device."""

@@ -209,13 +209,14 @@ def attention(
     """
     decode, prefill = decode or decode_attention, prefill or prefill_attention
     num_decodes, table, seq_lens = metadata.num_decodes, metadata.block_table, metadata.seq_lens
+    longest = metadata.max_seq_len
+    if metadata.is_decode:
+        return decode(q, k_cache, v_cache, table, seq_lens, longest, scale)
     out, first = torch.empty_like(q), slice(num_decodes)
     if num_decodes > 0:
-        longest = metadata.max_seq_len
-        decoded = decode(q[first], k_cache, v_cache, table[first], seq_lens[first], longest, scale)
-        if metadata.is_decode:
-            return decoded
-        out[first] = decoded
+        out[first] = decode(
+            q[first], k_cache, v_cache, table[first], seq_lens[first], longest, scale
+        )
     starts, lens = metadata.query_starts.tolist(), seq_lens.tolist()
     for n in range(num_decodes, len(lens)):
         rows = slice(starts[n], starts[n + 1])

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -24,6 +25,17 @@ from minivllm.sampling_settings import (
     bias_entries,
     has_filters,
     has_penalties,
+)
+
+# The columns that are called as they are in `SamplingParams`.
+SETTINGS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
 )
 
 # -- device rows ------------------------------------------------------------------------------
@@ -110,41 +122,73 @@ class Rows:
     def __repr__(self) -> str:
         return f"Rows({len(self.row_of)} used, {len(self.free_rows)} free)"
 
-    def write(self, request: Request) -> int:
-        """Give the request a row, copy its tokens and settings there; returns the row number."""
-        row = self.free_rows.pop()
-        self.row_of[request.request_id] = row
-        self.num_blocks[row] = 0
-        tokens = to_device(request.token_ids, torch.int32, self.device)
-        self.token_ids[row, : len(tokens)] = tokens
-        self.seed[row] = request.seed
-        params = request.sampling_params
-        self.temperature[row] = params.temperature
-        self.top_k[row] = params.top_k
-        self.top_p[row] = params.top_p
-        self.min_p[row] = params.min_p
+    def update(self, requests: Sequence[Request]) -> list[int]:
+        """The row numbers of a step's requests: whoever has no row yet gets one, with its tokens
+        and settings; all get the blocks they have gained.
+
+        A handful of copies to the device, however many requests there are.
+        """
+        new = [request for request in requests if request.request_id not in self.row_of]
+        for request in new:
+            self._take_row(request)
+        if new:
+            self._write_tokens(new)
+            self._write_settings(new)
+        rows = [self.row_of[request.request_id] for request in requests]
+        self._write_new_blocks(requests, rows)
+        return rows
+
+    def _take_row(self, request: Request) -> None:
+        """Give the request a free row, and note on the host what it asks for."""
+        row, params = self.free_rows.pop(), request.sampling_params
+        self.row_of[request.request_id], self.num_blocks[row] = row, 0
         if has_filters(params):
             self.filtered.add(row)
         if has_penalties(params):
             self.penalized.add(row)
-            self.num_prompt_tokens[row] = request.num_prompt_tokens
-            self.repetition_penalty[row] = params.repetition_penalty
-            self.presence_penalty[row] = params.presence_penalty
-            self.frequency_penalty[row] = params.frequency_penalty
         if entries := bias_entries(request):
             self.biases_of[row] = entries
         is_asking = row in self.filtered or row in self.penalized or row in self.biases_of
         if is_asking or params.logprobs is not None:
             self.special.add(row)
-        return row
 
-    def write_new_blocks(self, request: Request, row: int) -> None:
-        """Copy what the block table has gained since the last step."""
-        start, end = self.num_blocks[row], len(request.block_table)
-        if end > start:
-            new = to_device(request.block_table[start:], torch.int32, self.device)
-            self.block_table[row, start:end] = new
-            self.num_blocks[row] = end
+    def _write_tokens(self, requests: Sequence[Request]) -> None:
+        """All tokens travel together, and part on the device."""
+        lengths = [len(request.token_ids) for request in requests]
+        flat = list(chain.from_iterable(request.token_ids for request in requests))
+        parts = to_device(flat, torch.int32, self.device).split(lengths)
+        for request, tokens in zip(requests, parts, strict=True):
+            self.token_ids[self.row_of[request.request_id], : len(tokens)] = tokens
+
+    def _write_settings(self, requests: Sequence[Request]) -> None:
+        """Column by column, for all the requests at once."""
+        columns: dict[str, list[float]] = {
+            "seed": [request.seed for request in requests],
+            "num_prompt_tokens": [request.num_prompt_tokens for request in requests],
+        }
+        params = [request.sampling_params for request in requests]
+        columns |= {name: [getattr(p, name) for p in params] for name in SETTINGS}
+        row_ids = [self.row_of[request.request_id] for request in requests]
+        rows = to_device(row_ids, torch.int64, self.device)
+        for name, values in columns.items():
+            column = getattr(self, name)
+            column[rows] = to_device(values, column.dtype, self.device)
+
+    def _write_new_blocks(self, requests: Sequence[Request], rows: Sequence[int]) -> None:
+        """Copy what the block tables have gained since the last step."""
+        gained = [
+            (row, index, request.block_table[index])
+            for request, row in zip(requests, rows)
+            for index in range(self.num_blocks[row], len(request.block_table))
+        ]
+        if not gained:
+            return
+        for row, index, _ in gained:
+            self.num_blocks[row] = index + 1
+        row_ids, indices, blocks = to_device(
+            list(chain.from_iterable(zip(*gained))), torch.int64, self.device
+        ).split(len(gained))
+        self.block_table[row_ids, indices] = blocks.to(torch.int32)
 
     def release(self, request: Request) -> None:
         """Take the row back. A request without one is fine."""

@@ -80,8 +80,11 @@ def test_ours_and_transformers_give_the_same_tokens(checkpoint):
         engines.ENGINES[name](setup(checkpoint)).generate(prompts, 5)
         for name in ("minivllm", "transformers")
     ]
-    assert answers[0] == answers[1]
-    assert [len(answer) for answer in answers[0]] == [5, 5]
+    assert answers[0].token_ids == answers[1].token_ids
+    for answer in answers:
+        assert [len(token_ids) for token_ids in answer.token_ids] == [5, 5]
+        assert [sorted(set(times)) for times in answer.token_times] == answer.token_times
+        assert [len(times) for times in answer.token_times] == [5, 5]
 
 
 def test_our_engine_takes_more_settings(checkpoint):
@@ -100,15 +103,26 @@ def test_vllm_is_asked_for_the_same(monkeypatch):
         def __init__(self, **settings):
             seen["settings"] = settings
 
-        def generate(self, prompts, params, use_tqdm):
-            seen.update(prompts=prompts, params=params, use_tqdm=use_tqdm)
-            answers = [SimpleNamespace(token_ids=(1, 2, 3)) for _ in prompts]
-            return [SimpleNamespace(outputs=[answer]) for answer in answers]
+            self.llm_engine, self.numbers, self.num_steps = self, [], 0
+
+        def add_request(self, request_id, prompt, params):
+            self.numbers.append(request_id)
+            seen.setdefault("prompts", []).append(prompt)
+            seen["params"] = params
+
+        def has_unfinished_requests(self):
+            return self.num_steps < 3
+
+        def step(self):  # as vLLM's: each output holds all tokens so far
+            self.num_steps += 1
+            answer = SimpleNamespace(token_ids=(1, 2, 3)[: self.num_steps])
+            return [SimpleNamespace(request_id=n, outputs=[answer]) for n in self.numbers]
 
     module = SimpleNamespace(LLM=LLM, SamplingParams=lambda **params: params)
     monkeypatch.setitem(sys.modules, "vllm", module)
     answers = engines.Vllm(setup(dtype="bfloat16")).generate([[5, 6], [7, 8]], 3)
-    assert answers == [[1, 2, 3], [1, 2, 3]]
+    assert answers.token_ids == [[1, 2, 3], [1, 2, 3]]
+    assert [len(set(times)) for times in answers.token_times] == [3, 3]
     assert seen["settings"] == {
         "model": "folder",
         "dtype": "bfloat16",
@@ -124,7 +138,6 @@ def test_vllm_is_asked_for_the_same(monkeypatch):
         "ignore_eos": True,
         "detokenize": False,
     }
-    assert seen["use_tqdm"] is False
 
 
 class FakeLlamaCpp:
@@ -202,7 +215,9 @@ def test_llama_cpp_computes_a_batch(monkeypatch):
     api = FakeLlamaCpp()
     monkeypatch.setitem(sys.modules, "llama_cpp", api)
     engine = engines.LlamaCpp(setup(gguf="model.gguf", num_threads=2))
-    assert engine.generate([[5, 6, 7], [8, 9, 4]], 3) == [[2, 3, 4], [12, 13, 14]]
+    answers = engine.generate([[5, 6, 7], [8, 9, 4]], 3)
+    assert answers.token_ids == [[2, 3, 4], [12, 13, 14]]
+    assert [len(set(times)) for times in answers.token_times] == [3, 3]
     prompts, *decodes = api.calls
     assert prompts == [
         (5, 0, 0, False),
@@ -223,7 +238,7 @@ def test_llama_cpp_takes_long_prompts_in_parts(monkeypatch):
     api = FakeLlamaCpp()
     monkeypatch.setitem(sys.modules, "llama_cpp", api)
     engine = engines.LlamaCpp(setup(gguf="model.gguf"))
-    assert engine.generate([[1] * 300, [1] * 300], 1) == [[299], [309]]
+    assert engine.generate([[1] * 300, [1] * 300], 1).token_ids == [[299], [309]]
     assert [len(call) for call in api.calls] == [512, 88]
 
 
@@ -248,8 +263,9 @@ class FakePeer:
 
     def generate(self, prompts, num_tokens):
         self.order.append(self.name)
-        self.clock.now += self.cost * num_tokens
-        return [[1] * num_tokens for _ in prompts]
+        times = [self.clock.now + self.cost * (k + 1) for k in range(num_tokens)]
+        self.clock.now = times[-1]
+        return engines.Answers([[1] * num_tokens for _ in prompts], [times for _ in prompts])
 
 
 def fake_peers(monkeypatch, **costs):
@@ -262,34 +278,46 @@ def fake_peers(monkeypatch, **costs):
 def test_peers_take_turns(monkeypatch):
     """Nobody is always first; the first round is not counted."""
     made, order = fake_peers(monkeypatch, minivllm=1.0, other=2.0)
-    seconds = peers.time_calls(made, [[1, 2]], 3, repeats=2)
+    calls = peers.time_calls(made, [[1, 2]], 3, repeats=2)
     assert order == ["minivllm", "other", "other", "minivllm", "minivllm", "other"]
-    assert seconds == {"minivllm": [3.0, 3.0], "other": [6.0, 6.0]}
+    assert calls == {
+        "minivllm": [peers.Call(3.0, 1.0, 2)] * 2,
+        "other": [peers.Call(6.0, 2.0, 2)] * 2,
+    }
 
 
 def test_a_peer_that_stops_early_is_no_comparison(monkeypatch):
     """It did less than the others."""
     made, _ = fake_peers(monkeypatch, minivllm=1.0)
-    made["minivllm"].generate = lambda prompts, num_tokens: [[1] * (num_tokens - 1)]
+    generate = made["minivllm"].generate
+    made["minivllm"].generate = lambda prompts, num_tokens: generate(prompts, num_tokens - 1)
     with pytest.raises(RuntimeError, match="minivllm gave other lengths"):
         peers.time_calls(made, [[1, 2]], 3, repeats=1)
 
 
-def test_decoding_is_what_remains_without_the_prompt():
-    """The example of `decode_speed`; nothing remains of one token."""
-    assert peers.decode_speed(1.0, 3.0, batch_size=4, num_tokens=11) == 20.0
-    assert peers.decode_speed(1.0, 1.0, 4, 1) is None
+def test_decoding_begins_when_every_request_has_its_first_token():
+    """The example of `Call.of`, begun at 0.5: a token that one request has by then counts
+    neither here nor there."""
+    answers = engines.Answers([[7, 8, 9]] * 2, [[1.0, 2.0, 3.0], [2.0, 3.0, 4.0]])
+    call = peers.Call.of(0.5, 4.0, answers)
+    assert call == peers.Call(3.5, 1.5, 3)
+    assert call.decode_tokens_per_s == 1.5
+    alone = peers.Call.of(0.5, 1.0, engines.Answers([[7]], [[1.0]]))
+    assert alone.decode_tokens_per_s is None
 
 
 def test_figures_take_medians_and_bests():
-    """Two prompts of 5 tokens, 3 new ones each: calls of 4, 2, 3 s, for one token 1, 1, 2 s."""
-    found = peers.figures([1.0, 1.0, 2.0], [4.0, 2.0, 3.0], [[1] * 5] * 2, 3)
+    """Two prompts of 5 tokens, 3 new ones each: calls of 4, 2, 3 s, with first tokens after 2,
+    1, 1 s and four after those."""
+    calls = [peers.Call(4.0, 2.0, 4), peers.Call(2.0, 1.0, 4), peers.Call(3.0, 1.0, 4)]
+    found = peers.figures(calls, [[1] * 5] * 2, 3)
     assert (found["seconds"], found["best_seconds"]) == (3.0, 2.0)
     assert (found["output_tokens_per_s"], found["best_output_tokens_per_s"]) == (2.0, 3.0)
     assert (found["prompt_tokens_per_s"], found["best_prompt_tokens_per_s"]) == (10.0, 10.0)
     assert (found["decode_tokens_per_s"], found["best_decode_tokens_per_s"]) == (2.0, 4.0)
     assert found["seconds_all"] == [4.0, 2.0, 3.0]
-    assert found["one_token_seconds_all"] == [1.0, 1.0, 2.0]
+    assert found["first_token_seconds_all"] == [2.0, 1.0, 1.0]
+    assert found["decode_tokens_per_s_all"] == [2.0, 4.0, 2.0]
 
 
 def test_ratios_say_how_many_times_as_fast_ours_is(monkeypatch):

@@ -98,11 +98,12 @@ def test_a_fork_and_what_it_started_end_with_the_client(tmp_path):
     process = start(tmp_path)
     numbers = [int(process.stdout.readline()) for _ in range(2)]
     process.kill()
-    process.communicate()
+    process.wait()
     end = time.monotonic() + 20
     while any(map(runs, numbers)) and time.monotonic() < end:
         time.sleep(0.05)
     assert not any(map(runs, numbers))
+    process.communicate()
 
 
 def runs(pid: int) -> bool:

@@ -139,12 +139,15 @@ def test_gate_4_sees_wrong_answers_that_are_not_caught_by_name(tmp_path):
         "return num_things // box_size + 1", "return -(-num_things // box_size)"
     )
     mistakes = mistakes.replace('"boxes.Shelf.give"', '"boxes.Shelf.gave"')
+    take = MISTAKES[MISTAKES.index('@mistake("boxes.Shelf.take"') :].split("\n\n\n")[0]
+    mistakes += "\n\n" + take.replace("are the boxes still free?", "is the shelf empty?") + "\n"
     faulty(tmp_path, mistakes=mistakes)
     text = failure(tmp_path, 4)
     assert "does not say 'do you always add one?' to this wrong answer" in text
+    assert "does not say 'is the shelf empty?' to this wrong answer" in text
     assert "boxes.Shelf.gave is no exercise" in text
     assert "boxes.Shelf.give has no wrong answer" in text
-    assert text.count("\n  - ") == 3  # and no others
+    assert text.count("\n  - ") == 4  # and no others
 
 
 def test_gate_4_sees_a_test_that_lets_a_wrong_answer_through(tmp_path):
@@ -153,6 +156,18 @@ def test_gate_4_sees_a_test_that_lets_a_wrong_answer_through(tmp_path):
         tmp_path, tests=TESTS.replace("assert boxes_for(5, 4) == 2", "assert boxes_for(8, 4) == 2")
     )
     assert "'do you round down?' to this wrong answer" in failure(tmp_path, 4)
+
+
+def test_gate_4_tries_again_what_the_forks_did_not_reach(monkeypatch, tmp_path):
+    """They have little time; a wrong answer without a report is not yet caught, nor missed."""
+    alone: list[str] = []
+    monkeypatch.setattr(gates, "run_tests", lambda name, folder: [])
+    monkeypatch.setattr(gates, "runs_of", lambda *_: [[{"event": "end"}], []])
+    monkeypatch.setattr(gates, "caught", lambda *_: (True, ""))
+    monkeypatch.setattr(gates, "uncaught_alone", lambda mistake: alone.append(mistake.says) or [])
+    library = [gates.Mistake("boxes.boxes_for", says, "") for says in ("reached", "not reached")]
+    assert gates.uncaught(("boxes.boxes_for", library, tmp_path)) == []
+    assert alone == ["not reached"]
 
 
 def test_gate_5_sees_a_check_that_needs_a_later_exercise(tmp_path):

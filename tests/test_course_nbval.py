@@ -155,6 +155,25 @@ def test_workers_of_xdist_split_no_notebook(plugin):
     assert Config.option.dist == "loadfile"
 
 
+def test_each_chapter_has_its_gates_on_a_worker_of_its_own(plugin):
+    """One file with minutes of work would keep one worker while the others have nothing to do."""
+
+    class Config:
+        class option:
+            dist = "loadfile"
+
+        def getvalue(self, name):
+            return ["2*popen"]
+
+    unit = plugin.pytest_xdist_make_scheduler(Config(), None)._split_scope
+    gates, notebook = "tests/test_course_chapters.py::test_x", "solutions/00_tour.ipynb"
+    assert (HOME / plugin.GATES).exists()
+    assert unit(f"{gates}[00_tour]") != unit(f"{gates}[01_tokenizer]")
+    assert unit(f"{notebook}::Cell 1") == unit(f"{notebook}::Cell 2") == notebook
+    Config.option.dist = "no"
+    assert plugin.pytest_xdist_make_scheduler(Config(), None) is None
+
+
 class Report:
     """Of one test or cell."""
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +205,19 @@ def test_kernels_use_as_many_threads_as_torch(monkeypatch: pytest.MonkeyPatch) -
     assert cpu_ops.num_threads() == 1 == numba.get_num_threads()
     monkeypatch.setattr(torch, "get_num_threads", lambda: 10**6)
     assert cpu_ops.num_threads() == numba.config.NUMBA_NUM_THREADS
+
+
+@needs_kernels
+def test_starting_numbas_threads_leaves_torchs_alone() -> None:
+    """In a process that was told to use one: numba's share OpenMP with torch's."""
+    code = (
+        "import torch; from minivllm import cpu_ops;"
+        "print([cpu_ops.num_threads(), cpu_ops.num_threads(), torch.get_num_threads()])"
+    )
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[1, 1, 1]"
 
 
 @needs_kernels

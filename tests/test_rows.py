@@ -1,100 +1,19 @@
-"""Rows hold what the host wrote once; a step's input is gathered from them, results scattered."""
+"""Rows hold what the host wrote once, and give the settings of the rows that sample."""
+
+import sys
+from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from minivllm.ops import slot_mapping
-from minivllm.request import Request, SamplingParams
-from minivllm.rows import Rows, StepPlan
-from minivllm.sampling_settings import bias_entries, has_penalties
-from minivllm.step_input import gather, query_starts, scatter, token_owners, token_positions
+sys.path.insert(0, str(Path(__file__).parent))
+from row_makers import make_plan, make_request, write
+
+from minivllm.request import SamplingParams
+from minivllm.rows import Rows
+from minivllm.sampling_settings import bias_entries, has_filters, has_penalties
 
 CPU = torch.device("cpu")
-
-
-def make_request(request_id, token_ids, block_table, **params):
-    """A request with these tokens and blocks."""
-    return Request(
-        request_id=request_id,
-        token_ids=list(token_ids),
-        num_prompt_tokens=len(token_ids),
-        sampling_params=SamplingParams(**params),
-        max_num_tokens=100,
-        seed=params.get("seed", 5),
-        block_table=list(block_table),
-    )
-
-
-def make_plan(row_ids, starts, lengths, sampling, params=()):
-    """A plan of chunks, none of them said to decode."""
-    return StepPlan(
-        row_ids=torch.tensor(row_ids),
-        starts=torch.tensor(starts),
-        lengths=torch.tensor(lengths),
-        sampling=torch.tensor(sampling, dtype=torch.int64),
-        params=list(params),
-        rows=[row_ids[i] for i in sampling],
-        ends=[starts[i] + lengths[i] for i in sampling],
-        num_tokens=sum(lengths),
-        num_decodes=0,
-        max_query_len=max(lengths),
-        max_seq_len=max(s + n for s, n in zip(starts, lengths)),
-    )
-
-
-def write(rows, request):
-    """Give the request a row with its tokens and blocks."""
-    row = rows.write(request)
-    rows.write_new_blocks(request, row)
-    return row
-
-
-def test_owners_and_positions_of_two_chunks():
-    """Lengths 1 and 3, starting at positions 9 and 4."""
-    lengths = torch.tensor([1, 3])
-    owners = token_owners(lengths, 4)
-    assert owners.tolist() == [0, 1, 1, 1]
-    assert token_positions(torch.tensor([9, 4]), lengths, owners).tolist() == [9, 4, 5, 6]
-    assert query_starts(lengths).tolist() == [0, 1, 4]
-
-
-@given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 9)), min_size=1, max_size=6))
-def test_owners_and_positions_equal_a_plain_loop(chunks):
-    """For any starts and lengths."""
-    starts, lengths = (torch.tensor(values) for values in zip(*chunks))
-    owners = token_owners(lengths, int(lengths.sum()))
-    assert owners.tolist() == [i for i, (_, n) in enumerate(chunks) for _ in range(n)]
-    expected = [start + j for start, n in chunks for j in range(n)]
-    assert token_positions(starts, lengths, owners).tolist() == expected
-
-
-def test_gather_reads_tokens_slots_and_lengths_out_of_the_rows():
-    """Block size 4: a decode at position 5 and a chunk of positions 2 to 5."""
-    rows = Rows(max_num_seqs=3, max_model_len=12, max_blocks=3, device=CPU)
-    first = write(rows, make_request("a", [10, 11, 12, 13, 14, 15], [7, 2]))
-    second = write(rows, make_request("b", [20, 21, 22, 23, 24, 25, 26], [5, 9]))
-    plan = make_plan([first, second], [5, 2], [1, 4], [0])
-    inputs = gather(rows, plan, 4, slot_mapping)
-    assert inputs.input_ids.tolist() == [15, 22, 23, 24, 25]
-    assert inputs.positions.tolist() == [5, 2, 3, 4, 5]
-    assert inputs.slot_mapping.tolist() == [9, 22, 23, 36, 37]
-    assert inputs.metadata.seq_lens.tolist() == [6, 6], (
-        "keys end with the chunk, not with the prompt"
-    )
-    assert inputs.last.tolist() == [0]
-
-
-def test_scatter_writes_behind_the_last_token_of_each_sampling_chunk():
-    """And nowhere else."""
-    rows = Rows(max_num_seqs=2, max_model_len=8, max_blocks=2, device=CPU)
-    first = write(rows, make_request("a", [10, 11], [0]))
-    second = write(rows, make_request("b", [20, 21, 22], [1]))
-    before = rows.token_ids.clone()
-    scatter(rows, make_plan([first, second], [0, 1], [2, 2], [1]), torch.tensor([99]))
-    assert rows.token_ids[second].tolist()[:4] == [20, 21, 22, 99]
-    assert torch.equal(rows.token_ids[first], before[first])
 
 
 def test_only_new_blocks_are_written():
@@ -104,7 +23,7 @@ def test_only_new_blocks_are_written():
     row = write(rows, request)
     rows.block_table[row, 0] = 70  # would be lost if the row were written again
     request.block_table.append(8)
-    rows.write_new_blocks(request, row)
+    assert rows.update([request]) == [row]
     assert rows.block_table[row].tolist() == [70, 8, 0]
 
 
@@ -121,7 +40,28 @@ def test_a_row_is_given_back_and_written_anew():
     assert rows.token_ids[row, 0] == 9
     assert rows.block_table[row, 0] == 6
     with pytest.raises(IndexError):
-        rows.write(first)
+        rows.update([first])
+
+
+def test_a_step_brings_all_its_requests_up_to_date():
+    """One that has a row and gains two blocks, two that come with other lengths; each gets its
+    own tokens, settings and blocks, in whatever row it is."""
+    rows = Rows(max_num_seqs=3, max_model_len=8, max_blocks=3, device=CPU)
+    old = make_request("old", [1, 2], [4], temperature=0.5)
+    write(rows, old)
+    old.block_table += [5, 6]
+    long = make_request("long", [7, 8, 9], [0, 1], temperature=0.25, seed=3)
+    short = make_request("short", [3], [2], presence_penalty=1.5, seed=8)
+    row_ids = rows.update([long, old, short])
+    assert len(set(row_ids)) == 3
+    assert rows.update([short, long]) == [row_ids[2], row_ids[0]]
+    assert rows.token_ids[row_ids, :3].tolist() == [[7, 8, 9], [1, 2, 0], [3, 0, 0]]
+    assert rows.block_table[row_ids].tolist() == [[0, 1, 0], [4, 5, 6], [2, 0, 0]]
+    assert rows.temperature[row_ids].tolist() == [0.25, 0.5, 1]
+    assert rows.seed[row_ids].tolist() == [3, 5, 8]
+    assert rows.presence_penalty[row_ids].tolist() == [0, 0, 1.5]
+    assert rows.num_prompt_tokens[row_ids[2]] == 1
+    assert rows.num_blocks == [3, 2, 1], "old has row 0"
 
 
 def settings_of(*requests, positions=None):
@@ -261,3 +201,27 @@ def test_a_seed_of_63_bits_is_kept_exactly():
     rows = Rows(max_num_seqs=1, max_model_len=8, max_blocks=2, device=CPU)
     row = write(rows, make_request("a", [1], [0], seed=2**63 - 2))
     assert rows.seed[row].item() == 2**63 - 2
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [({}, False), ({"top_k": 3}, True), ({"top_p": 0.9}, True), ({"min_p": 0.1}, True)],
+)
+def test_each_filter_alone_asks(params, expected):
+    """Temperature is no filter."""
+    assert has_filters(SamplingParams(temperature=0.5, **params)) is expected
+
+
+@pytest.mark.parametrize(
+    "params", [{"top_k": 3}, {"presence_penalty": 1.0}, {"logit_bias": {3: 1.0}}, {"logprobs": 0}]
+)
+def test_rows_are_plain_while_no_running_request_asks_for_more(params):
+    """Greedy, temperature and seed are plain; a request that leaves takes its wishes along."""
+    rows = Rows(max_num_seqs=2, max_model_len=8, max_blocks=2, device=CPU)
+    write(rows, make_request("a", [1], [0], temperature=0.5))
+    assert rows.are_plain
+    asking = make_request("b", [1], [0], **params)
+    write(rows, asking)
+    assert not rows.are_plain
+    rows.release(asking)
+    assert rows.are_plain

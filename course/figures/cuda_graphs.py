@@ -25,12 +25,14 @@ from minivllm.figures import PALETTE
 
 __all__ = [
     "buckets",
+    "computes",
     "find",
     "ladder",
     "launches_and_work",
     "places",
     "provenance",
     "recorded",
+    "rides",
     "speeds",
     "tape",
     "this_machine",
@@ -95,14 +97,24 @@ def _memory(tensor: Any) -> int:
     return int(tensor.untyped_storage().data_ptr())
 
 
+def computes(call: Call) -> bool:
+    """Whether a call does any work: it writes somewhere, and is no mere view of its arguments."""
+    name = call.operation.overloadpacket.__name__
+    arguments = {_memory(tensor) for tensor in tensors_in((call.args, call.kwargs))}
+    makes_memory = any(_memory(tensor) not in arguments for tensor in call.results)
+    writes = call.operation._schema.is_mutable or makes_memory
+    return writes and not name.startswith("empty")  # memory alone is no work either
+
+
 def _marks(call: Call, places: Mapping[int, int]) -> dict[int, str]:
     """What the call does with which memory."""
-    if call.operation.is_view:
+    if not computes(call):
         return {places[_memory(tensor)]: "view" for tensor in call.results}
     marks = {places[_memory(tensor)]: "r" for tensor in tensors_in((call.args, call.kwargs))}
     for tensor in call.results:
         place = places[_memory(tensor)]
-        marks[place] = "r w" if place in marks and "copy" not in str(call.operation) else "w"
+        is_copy = call.operation.overloadpacket.__name__ == "copy_"
+        marks[place] = "r w" if place in marks and not is_copy else "w"
     return marks
 
 
@@ -131,6 +143,26 @@ def buckets(bucket_of: Mapping[int, int | None], title: str) -> Picture:
     return picture(figure, f"{alt} {worst} requests in a bucket of {known[worst]}.{lost}")
 
 
+def rides(steps: Sequence[tuple[int, int | None]], title: str) -> Picture:
+    """The steps of a run, each as (requests, bucket): real rows, padding above them, and grey the
+    steps that no graph can serve."""
+    figure, ax = new_axes(2.9)
+    for x, (num_rows, bucket) in enumerate(steps):
+        ax.bar(x, num_rows, 0.8, **fill("waiting" if bucket is None else "decode"))
+        if bucket is not None and bucket > num_rows:
+            ax.bar(x, bucket - num_rows, 0.8, bottom=num_rows, **(fill("free") | {"hatch": "xxxx"}))
+    replayed = [bucket for _, bucket in steps if bucket is not None]
+    label(ax, f"{title}: {len(replayed)} of {len(steps)} steps are replayed", "step", "requests")
+    ax.set_ylim(bottom=0)
+    ax.set_yticks(range(1 + max(bucket or num_rows for num_rows, bucket in steps)))
+    keys = [key("decode", "replayed"), key("free", "padding", hatch="xxxx")]
+    legend(ax, [*keys, key("waiting", "no graph: a prompt is in it")])
+    alt = f"{len(steps)} steps of a run, {len(replayed)} of them replayed from a graph. Requests"
+    return picture(
+        figure, f"{alt} and bucket of each: {', '.join(f'{n} in {b}' for n, b in steps)}."
+    )
+
+
 def places(steps: Mapping[str, tuple[Sequence[int], Sequence[int], int]], nobody: int) -> Picture:
     """The places of a bucket after some steps: each one's row and start. A step is (row_ids,
     starts, real rows); a place behind the real rows that is not `nobody`'s is marked."""
@@ -142,7 +174,7 @@ def places(steps: Mapping[str, tuple[Sequence[int], Sequence[int], int]], nobody
             state = "decode" if x < num_real else "preempted" if stale else "free"
             ax.barh(y, 0.9, 0.8, left=x - 0.45, **fill(state))
             who = "nobody" if row == nobody else f"row {row}"
-            text = f"{who}, position {start}" + (" (stale)" if stale else "")
+            text = f"{who}, position {start}" + ("\n(stale)" if stale else "")
             ax.text(
                 x, y, text, color="white" if stale else INK, fontsize=8, ha="center", va="center"
             )

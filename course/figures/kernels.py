@@ -97,28 +97,32 @@ def memory_map(log: Iterable[Access], sizes: Mapping[str, int]) -> Picture:
 
 def cache_map(slots: Mapping[str, int], num_blocks: int, block_size: int) -> Picture:
     """The slots of a cache, a row for each block, and whose token lies where."""
-    figure, ax = new_axes(1.2 + 0.34 * num_blocks)
-    holder = {slot: name for name, slot in slots.items()}
-    for slot in range(num_blocks * block_size):
-        state = "decode" if slot in holder else "free"
+    figure, ax = new_axes(1.2 + 0.26 * num_blocks)
+    for block in range(num_blocks):
+        ax.barh(block, block_size, 0.8, left=-0.5, **fill("free"))
+        write(
+            ax, block_size - 0.3, block, f"slots from {block * block_size}", ha="left", fontsize=7
+        )
+    for name, slot in slots.items():
         block, place = divmod(slot, block_size)
-        ax.barh(block, 0.94, 0.8, left=place - 0.47, **fill(state))
-        write(ax, place, block, holder.get(slot, str(slot)), fontsize=8 if slot in holder else 6)
+        ax.barh(block, 1, 0.8, left=place - 0.5, **fill("decode"))
+        write(ax, place, block, name)
     label(ax, "A token's slot = block id × block size + place", "place in the block", "block id")
+    ax.set_xlim(-0.6, block_size * 1.15)
     ax.set_xticks(range(block_size))
     ax.set_ylim(num_blocks - 0.5, -0.5)
     ax.set_yticks(range(num_blocks))
-    legend(ax, [key("decode", "token (request, position)"), key("free", "slot of nobody")])
+    legend(ax, [key("decode", "token (request, position)"), key("free", "block")])
     lines = [f"{name} in slot {slot}" for name, slot in slots.items()]
     return picture(
         figure, f"Grid of {num_blocks} blocks of {block_size} slots: {', '.join(lines)}."
     )
 
 
-def cache_traffic(log: Iterable[Access], width: int, num_slots: int) -> Picture:
+def cache_traffic(log: Iterable[Access], width: int, block_size: int) -> Picture:
     """The slots of a cache that each step of a run writes and reads.
 
-    A step begins when program 0 stores; `width` numbers are a slot.
+    A step begins when program 0 stores; `width` numbers are a slot, lines separate the blocks.
     """
     written: list[set[int]] = []
     read: list[set[int]] = []
@@ -138,7 +142,11 @@ def cache_traffic(log: Iterable[Access], width: int, num_slots: int) -> Picture:
     title = f"{len(written)} steps write {num_written} slots; the last one reads {len(read[-1])}"
     label(ax, title, "step", "slot")
     ax.set_xticks(range(len(written)))
-    ax.set_ylim(-0.6, num_slots - 0.4)
+    end = max(max(slots, default=0) for slots in written) // block_size * block_size + block_size
+    for block in range(block_size, end, block_size):
+        ax.axhline(block - 0.5, color=INK, linewidth=0.8)
+    ax.set_yticks(range(0, end, block_size))
+    ax.set_ylim(-0.6, end - 0.4)
     legend(ax, [key("decode", "written (and read)"), key("cached", "read again")])
     lines = [f"step {n}: {count(len(new), 'slot')} written" for n, new in enumerate(written)]
     return picture(figure, f"Slots of the cache over steps. {title}. {'; '.join(lines)}.")
@@ -187,7 +195,7 @@ def parts(spans: Sequence[tuple[int, int]], states: Sequence[State], merged: Sta
         inside = 0.2 * end < middle < 0.8 * end
         side = "center" if inside else "left" if middle < end / 2 else "right"
         spot = middle if inside else start + end / 100 if side == "left" else stop - end / 100
-        write(ax, spot, y, lines[-1], ha=side, path_effects=halo())
+        write(ax, spot, y, lines[-1], ha=side, fontsize=7, path_effects=halo())
     label(ax, "Parts run at the same time; one more program puts them together", "key", "")
     ax.set_ylim(len(rows) - 0.5, -0.5)
     ax.set_yticks(range(len(rows)), [*(f"part {n}" for n in range(len(spans))), "together"])
@@ -246,7 +254,8 @@ def speeds(results: Results, unit: str = "GB/s") -> Picture:
             rate = result[work[0]] / time / limit
             ax.barh(y + shift, rate, 0.25, **fill(state))
             shown = f"{time:,.0f}" if time >= 100 else f"{time:.1f}"
-            write(ax, rate + top / 120, y + shift, f"{shown} µs", ha="left", fontsize=7)
+            style: dict[str, Any] = {"ha": "left", "fontsize": 7, "path_effects": halo()}
+            write(ax, rate + top / 120, y + shift, f"{shown} µs", **style)
             lines.append(f"{result['workload']} {name} {rate:,.0f} {unit}")
     ax.axvline(top, color=INK, linestyle="--", linewidth=1.2)
     about = results[0]

@@ -378,3 +378,27 @@ def test_without_bfloat16_the_engine_computes_in_float16(checkpoint, monkeypatch
         assert llm.config.dtype == "float16"
         assert next(llm.engine.runner.model.parameters()).dtype == torch.float16
         assert len(tokens(llm.generate(["abc"], greedy(5), False))[0]) == 5
+
+
+# -- nobody waits --
+
+
+@needs_triton
+@pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
+def test_launching_a_step_never_waits_for_the_device(checkpoint, enforce_eager):
+    """Prompts that come and go, new blocks, penalties and logprobs: PyTorch would raise."""
+    wishes = [{}, {"temperature": 0.7}, {"presence_penalty": 1.0}, {"logprobs": 2}]
+    settings = {"num_kv_blocks": 64, "block_size": 4, "max_num_seqs": 4, "progress": False}
+    with LLM(str(checkpoint), device=DEVICE, enforce_eager=enforce_eager, **settings) as llm:
+        for number, wish in enumerate(wishes * 2):
+            params = SamplingParams(max_tokens=6 + number, ignore_eos=True, **wish)
+            llm.add_request(PROMPTS[number % len(PROMPTS)], params)
+        core, launches = llm.engine, 0
+        while core.scheduler.has_unfinished_requests:
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                launches += core.launch()
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+            core.read()
+        assert launches > 10
