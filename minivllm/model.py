@@ -232,7 +232,10 @@ class CausalLM(nn.Module):
             self.lm_head = None
             if not config.tie_word_embeddings:
                 self.lm_head = Linear(config.hidden_size, config.vocab_size, False, ops)
-        self.to(dtype).to_empty(device=device)
+        for part in self.modules():
+            for name, parameter in list(part.named_parameters(recurse=False)):
+                real = empty_parameter(*parameter.shape, dtype=dtype, device=device)
+                setattr(part, name, real)
         # No parameters: the tables stay float32 whatever the dtype of the model.
         cos, sin = ops.rope_table(config.rope, config.head_dim, max_len)
         self.cos, self.sin = cos.to(device), sin.to(device)
@@ -259,6 +262,8 @@ class CausalLM(nn.Module):
         return self.lm_head(hidden)
 
 
-def empty_parameter(*shape: int) -> nn.Parameter:
+def empty_parameter(
+    *shape: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+) -> nn.Parameter:
     """A parameter without gradient whose values are not set yet."""
-    return nn.Parameter(torch.empty(shape), requires_grad=False)
+    return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)

@@ -308,7 +308,7 @@ def test_attention_is_that_of_one_query_and_one_head_at_a_time() -> None:
             expected[i, h] = (weights @ v[seen, head].double()).float()
     out = ops.prefill_attention(q, k, v, 0.3)
     assert (out.shape, out.dtype) == ((5, 6, 8), torch.float32), "tokens first, then heads"
-    torch.testing.assert_close(out, expected)
+    assert (out - expected).abs().max() < 1e-5, "not that of one query and one head at a time"
 
 
 # -- paged cache --

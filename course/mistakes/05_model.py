@@ -25,21 +25,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 # rule 1
-@mistake("ops.rms_norm", "[3, -3] has the mean square 9: do you take the mean, and its root?")
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    wide = x.float()
-    scale = torch.rsqrt(wide.square().sum(-1, keepdim=True) + eps)
-    return weight * (wide * scale).to(x.dtype)
-
-
-# rule 1
-@mistake("ops.rms_norm", "each vector by itself: over which axis do you take the mean?")
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    wide = x.float()
-    return weight * (wide * torch.rsqrt(wide.square().mean() + eps)).to(x.dtype)
-
-
-# rule 1
 @mistake("ops.rms_norm", "each vector has its own divisor: does the mean keep its axis (keepdim)?")
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.float()
@@ -75,14 +60,6 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x.float()[..., 0::2], x.float()[..., 1::2]
     turned = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1)
     return turned.flatten(-2).to(x.dtype)
-
-
-# rule 3
-@mistake("ops.apply_rope", "a quarter turn takes [1, 0] to [0, 1]: has each sine its sign?")
-def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    first, second = x.float().chunk(2, dim=-1)
-    return torch.cat((first * cos + second * sin, second * cos - first * sin), dim=-1).to(x.dtype)
 
 
 # rule 3
@@ -198,28 +175,10 @@ def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor
 # rule 7
 @mistake("model.DecoderLayer.forward", "5 + 1 + 10: is each part added to the stream, and once?")
 def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-    attended = self.self_attn(self.input_layernorm(x), cos, sin, attend)
-    x, normed = self.post_attention_layernorm.after_add(x, attended)
-    return x + attended + self.mlp(normed)
-
-
-# rule 7
-@mistake("model.DecoderLayer.forward", "5 + 1 + 10: is each part added to the stream, and once?")
-def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
     x = self.input_layernorm(x)
     x = x + self.self_attn(x, cos, sin, attend)
     x = self.post_attention_layernorm(x)
     return x + self.mlp(x)
-
-
-# rule 7
-@mistake(
-    "model.DecoderLayer.forward",
-    "[3, 4] + 2 * [0.849, 1.131]: is the norm before attention, and not after it?",
-)
-def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-    x = x + self.input_layernorm(self.self_attn(x, cos, sin, attend))
-    return x + self.mlp(self.post_attention_layernorm(x))
 
 
 # rule 7
@@ -270,14 +229,3 @@ def logits(self, hidden: Tensor) -> Tensor:
     if self.lm_head is None:
         return self.ops.linear(hidden, self.model.embed_tokens.weight)
     return self.lm_head(hidden)
-
-
-# rule 8
-@mistake(
-    "model.CausalLM.logits",
-    "logits are in the model's dtype: who needs float32 converts, do you already?",
-)
-def logits(self, hidden: Tensor) -> Tensor:
-    if self.lm_head is None:
-        return self.ops.linear(hidden, self.model.embed_tokens.weight).float()
-    return self.lm_head(hidden).float()
