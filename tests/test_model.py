@@ -496,15 +496,6 @@ def scores(hidden: list[float], *, head: list[list[float]] | None = None) -> lis
 
 
 @pytest.mark.exercise("model.CausalLM.logits")
-def test_the_final_norm_is_not_repeated() -> None:
-    """Ten times the vector, ten times the scores: a norm would take that away."""
-    expected = [10 * score for score in scores([1, 1])]
-    assert scores([10, 10]) == expected, (
-        "hidden comes from after the final norm: do you normalise it again?"
-    )
-
-
-@pytest.mark.exercise("model.CausalLM.logits")
 def test_a_tied_model_scores_by_the_rows_of_its_embedding() -> None:
     """[3, 4] with [1, 0] is 3, with [2, 1] is 10."""
     assert scores([3, 4]) == [3, 10], (
@@ -517,6 +508,15 @@ def test_a_model_with_a_head_uses_it() -> None:
     """Rows [0, 1] and [1, 1] of the head, whatever the embedding holds."""
     assert scores([3, 4], head=[[0, 1], [1, 1]]) == [4, 7], (
         "this checkpoint has an lm_head: do you ask whether it is there?"
+    )
+
+
+@pytest.mark.exercise("model.CausalLM.logits")
+def test_the_final_norm_is_not_repeated() -> None:
+    """Ten times the vector, ten times the scores: a norm would take that away."""
+    expected = [10 * score for score in scores([1, 1])]
+    assert scores([10, 10]) == expected, (
+        "hidden comes from after the final norm: do you normalise it again?"
     )
 
 

@@ -188,20 +188,20 @@ def test_unknown_rope_kind_is_refused_by_name() -> None:
 
 
 @pytest.mark.exercise("ops.apply_rope")
-def test_apply_rope_pairs_element_i_with_i_plus_half() -> None:
-    """A quarter turn of pair 0 alone moves element 0 to element 2 of a head of 4."""
-    assert apply_rope([[[1, 2, 3, 4]]], cos=[[0, 1]], sin=[[1, 0]]) == [[[-3, 2, 1, 4]]], (
-        "element 0 turns with element 2, half a head away: do you pair neighbours?"
-    )
-
-
-@pytest.mark.exercise("ops.apply_rope")
 def test_apply_rope_turns_counterclockwise() -> None:
     """By 90 degrees [1, 0] becomes [0, 1], and [0, 1] becomes [-1, 0]."""
     assert apply_rope([[[1, 0]], [[0, 1]]], cos=[[0], [0]], sin=[[1], [1]]) == [
         [[0, 1]],
         [[-1, 0]],
     ], "a quarter turn takes [1, 0] to [0, 1]: has each sine its sign?"
+
+
+@pytest.mark.exercise("ops.apply_rope")
+def test_apply_rope_pairs_element_i_with_i_plus_half() -> None:
+    """A quarter turn of pair 0 alone moves element 0 to element 2 of a head of 4."""
+    assert apply_rope([[[1, 2, 3, 4]]], cos=[[0, 1]], sin=[[1, 0]]) == [[[-3, 2, 1, 4]]], (
+        "element 0 turns with element 2, half a head away: do you pair neighbours?"
+    )
 
 
 @pytest.mark.exercise("ops.apply_rope")
@@ -254,10 +254,9 @@ def test_apply_rope_keeps_bfloat16_and_rounds_once() -> None:
 @pytest.mark.exercise("ops.prefill_attention")
 def test_attention_averages_by_softmax() -> None:
     """Keys that score 0 and log 3 weigh 1/4 and 3/4: values 0 and 4 give 3."""
-    k = [[[0]], [[math.log(3)]]]
-    assert prefill_attention([[[1]]], k, [[[0]], [[4]]], scale=1) == [[[3]]], (
-        "scores 0 and log 3 weigh 1/4 and 3/4: is the softmax over the keys?"
-    )
+    assert prefill_attention([[[1]]], [[[0]], [[math.log(3)]]], [[[0]], [[4]]], scale=1) == [
+        [[3]]
+    ], "scores 0 and log 3 weigh 1/4 and 3/4: is the softmax over the keys?"
 
 
 @pytest.mark.exercise("ops.prefill_attention")

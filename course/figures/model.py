@@ -143,7 +143,7 @@ def attention_maps(maps: Mapping[str, Sequence[Sequence[float]]], tokens: Sequen
     """Attention weights of some heads: a row for each token that looks, a column for each seen."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    figure, axes = new_axes(3.4, columns=len(maps), squeeze=False)
+    figure, axes = new_axes(3.0, columns=len(maps), squeeze=False)
     paint = LinearSegmentedColormap.from_list("attention", ["#ffffff", PALETTE["prefill"]])
     shown = [text.replace("\n", "↵").replace("$", r"\$") for text in tokens]
     for ax, (name, weights) in zip(axes[0], maps.items(), strict=True):
@@ -153,9 +153,9 @@ def attention_maps(maps: Mapping[str, Sequence[Sequence[float]]], tokens: Sequen
         ax.set_yticks(range(len(shown)), shown if ax is axes[0, 0] else [], fontsize=7)
         ax.set_xlabel("token that is read", fontsize=8)
         for y, row in enumerate(weights):
-            x = max(range(len(row)), key=lambda place, row=row: row[place])
-            ax.text(x, y, f"{100 * row[x]:.0f}", fontsize=6, ha="center", va="center",
-                    color=INK, path_effects=halo())  # fmt: skip
+            x = list(row).index(max(row))
+            ax.text(x, y, f"{100 * row[x]:.0f}", fontsize=5.5, ha="center", va="center",
+                    color="white" if row[x] > 0.5 else INK, in_layout=False)  # fmt: skip
     axes[0, 0].set_ylabel("token that reads", fontsize=8)
     figure.suptitle("Attention weights (number: a row's largest, in %)", x=0.01, ha="left",
                     fontsize=10)  # fmt: skip
@@ -192,7 +192,7 @@ def guesses(rows: Sequence[tuple[str, float]]) -> Picture:
     for y, (text, probability) in enumerate(rows):
         ax.barh(y, 100 * probability, 0.8, **fill("decode"))
         shown = repr(text).replace("$", r"\$")
-        write(ax, 100 * probability + 1, y, shown, ha="left", fontsize=7, path_effects=halo())
+        write(ax, 100 * probability + 1, y, shown, ha="left", fontsize=7, in_layout=False)
     label(ax, "Logits of each layer, as if it were the last", "probability of its first guess (%)",
           "after layer (0: embedding)")  # fmt: skip
     ax.set_xlim(0, 118)

@@ -93,6 +93,14 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
+# rule 3
+@mistake("ops.apply_rope", "a quarter turn takes [1, 0] to [0, 1]: has each sine its sign?")
+def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat((first * cos + second * sin, second * cos - first * sin), dim=-1).to(x.dtype)
+
+
 # -- silu_mul --
 
 
