@@ -11,6 +11,7 @@ import ast
 import gc
 import importlib
 import sys
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -58,9 +59,14 @@ def import_again(changed: set[str], namespace: dict[str, Any]) -> None:
 def _imports(path: Path) -> set[str]:
     """Modules of the package that a module imports, at its top or inside a function."""
     try:
-        tree = ast.parse(read(path).removeprefix("\ufeff"))
+        return _imports_of(read(path).removeprefix("\ufeff"))
     except (SyntaxError, UnicodeDecodeError, OSError):
         return set()
+
+
+@lru_cache(maxsize=200)  # parsing the whole package takes half a second
+def _imports_of(text: str) -> set[str]:
+    tree = ast.parse(text)
     out: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
