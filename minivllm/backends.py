@@ -1,9 +1,9 @@
 """Whose kernels an engine runs on: the settings' `attention_backend` and what it stands for.
 
-    name         device   operations        sampler
-    torch        any      ops               sampler.sample
-    cpu          CPU      cpu_ops, packed   sampler.sample
-    triton       GPU      gpu_ops           sampler.sample_gumbel with a kernel
+    name         device   operations   the model is     sampler
+    torch        any      ops          left as it is    sampler.sample
+    cpu          CPU      cpu_ops      packed.pack      sampler.sample
+    triton       GPU      gpu_ops      gpu_model.fuse   sampler.sample_gumbel with a kernel
     flash_attn   GPU      the same, but the attention of flash-attn
 
 Given (no notebook builds it).
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -21,7 +22,10 @@ import torch
 
 from minivllm import cpu_ops, ops, sampler
 from minivllm.flash_attention import attention, why_not
+from minivllm.gpu_model import fuse
+from minivllm.model import CausalLM
 from minivllm.model_runner import Sample
+from minivllm.packed import pack
 
 
 class Backend(NamedTuple):
@@ -29,6 +33,7 @@ class Backend(NamedTuple):
 
     ops: Any  # see `model.Ops` and `model_runner.RunnerOps`
     sample: Sample
+    prepare: Callable[[CausalLM], CausalLM]  # changes a loaded model in place, and returns it
 
 
 def choose_backend(
@@ -70,8 +75,10 @@ def _problem(
 
 def load_backend(name: str) -> Backend:
     """The operations and the sampler of a backend that `choose_backend` has allowed."""
-    if name in ("torch", "cpu"):
-        return Backend(cpu_ops if name == "cpu" else ops, sampler.sample)
+    if name == "torch":
+        return Backend(ops, sampler.sample, lambda model: model)
+    if name == "cpu":
+        return Backend(cpu_ops, sampler.sample, pack)
     # Imported here alone: Triton is not everywhere.
     from minivllm import gpu_ops
     from minivllm.sampling_kernels import gumbel_sample
@@ -80,4 +87,4 @@ def load_backend(name: str) -> Backend:
     if name == "flash_attn":
         step_ops = SimpleNamespace(**{n: getattr(gpu_ops, n) for n in gpu_ops.__all__})
         step_ops.attention = attention
-    return Backend(step_ops, partial(sampler.sample_gumbel, gumbel=gumbel_sample))
+    return Backend(step_ops, partial(sampler.sample_gumbel, gumbel=gumbel_sample), fuse)

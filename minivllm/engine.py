@@ -25,7 +25,6 @@ from minivllm.kv_sizing import fill_in
 from minivllm.logits_processors import rank_tokens
 from minivllm.model import CausalLM
 from minivllm.model_runner import ModelRunner, Pending, Wrap, as_it_is
-from minivllm.packed import pack
 from minivllm.prefix_cache import PrefixCache
 from minivllm.request import FinishReason, Request, SchedulerOutput
 from minivllm.scheduler import Scheduler
@@ -243,8 +242,7 @@ def build_engine(config: EngineConfig, *, trace: bool = False, progress: bool = 
     model = load_model(
         path, model_config, dtype, device, max_len, ops=backend.ops, progress=progress
     )
-    if backend_name == "cpu":
-        pack(model)
+    backend.prepare(model)
     config = fill_in(replace(config, attention_backend=backend_name), path, model)
 
     memory = build_memory(config)

@@ -52,6 +52,7 @@ TABLE: list[tuple[str, int, int | None]] = [
     ("prefill_attention", 2, None),
     ("flash_attention", 2, None),
     ("gpu_ops", 2, None),
+    ("gpu_model", 2, None),
     ("cuda_graphs", 2, 8),
     ("tensor_parallel", 2, 9),
     ("noise", 2, 10),

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from minivllm import ops
+from minivllm.gpu_model import fuse
 from minivllm.model import CausalLM, DecoderLayer
 from minivllm.model_config import ModelConfig
 from minivllm.weights import load_model, read_config
@@ -341,6 +342,19 @@ def test_all_arithmetic_goes_through_the_ops_that_were_handed_in() -> None:
     model.logits(hidden)
     expected = {"embed": 1, "linear": 9, "add_rms_norm": 2, "rms_norm": 3, "norm_rope": 2}
     assert counted.calls == expected | {"silu_mul": 2, "rope_table": 1}
+
+
+def test_a_model_fused_for_a_gpu_computes_the_same_with_fewer_operations() -> None:
+    """To the last bit; every norm but the first is of a sum, and no sum is made by itself."""
+    prompts = random_prompts(96, [19, 16])
+    plain = run_steps(random_model(), prompts, WHOLE_PROMPTS)
+    fused = run_steps(fuse(random_model()), prompts, WHOLE_PROMPTS)
+    assert [torch.equal(a, b) for a, b in zip(plain, fused, strict=True)] == [True, True]
+    counted = CountedOps()
+    model = fuse(CausalLM(TINY, max_len=8, ops=counted))
+    model(torch.tensor([1]), torch.tensor([0]), lambda _, q, k, v: q)
+    assert (counted.calls["rms_norm"], counted.calls["add_rms_norm"]) == (1, 4)
+    assert dict(model.named_parameters()).keys() == dict(random_model().named_parameters()).keys()
 
 
 # -- one layer --
