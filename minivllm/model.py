@@ -177,7 +177,13 @@ class DecoderLayer(nn.Module):
         self.mlp = MLP(config, ops)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        """`x [T, hidden]` -> `[T, hidden]`: x + attention(norm(x)), then the same with the MLP."""
+        """Add what attention makes of a normalised copy of the stream, then the same with the MLP.
+
+        `x [T, hidden]` -> `[T, hidden]`, x itself unchanged. `self.input_layernorm` is for
+        attention, `self.post_attention_layernorm` for the MLP. `self.self_attn` takes `cos`,
+        `sin` and `attend` too. Example: with an attention that always answers 1 and an MLP that
+        always answers 10, a stream of 5 becomes 16, whatever the norms do.
+        """
         attended = self.self_attn(self.input_layernorm(x), cos, sin, attend)
         # The sum and its norm in one go: on a GPU one pass over the memory less.
         x, normed = self.post_attention_layernorm.after_add(x, attended)
@@ -226,7 +232,10 @@ class CausalLM(nn.Module):
             self.lm_head = None
             if not config.tie_word_embeddings:
                 self.lm_head = Linear(config.hidden_size, config.vocab_size, False, ops)
-        self.to(dtype).to_empty(device=device)
+        for part in self.modules():
+            for name, parameter in list(part.named_parameters(recurse=False)):
+                real = empty_parameter(*parameter.shape, dtype=dtype, device=device)
+                setattr(part, name, real)
         # No parameters: the tables stay float32 whatever the dtype of the model.
         cos, sin = ops.rope_table(config.rope, config.head_dim, max_len)
         self.cos, self.sin = cos.to(device), sin.to(device)
@@ -242,14 +251,19 @@ class CausalLM(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the next token: `hidden [N, hidden]` -> `[N, V]`, in the model's dtype.
 
-        A checkpoint with tied embeddings has no `lm_head`: the embedding's rows serve again,
-        as one direction per token (Press and Wolf 2017, arXiv 1608.05859).
+        `hidden` comes from `forward`, so after the final norm. A score is the dot product of
+        `hidden` with the row of a token in `self.lm_head`. A checkpoint with tied embeddings has
+        none (`self.lm_head` is None): there the rows of `self.model.embed_tokens.weight [V,
+        hidden]` serve again (Press and Wolf 2017, arXiv 1608.05859). Example, tied: rows [1, 0]
+        and [2, 1], hidden [3, 4] -> [3, 10].
         """
         if self.lm_head is None:
             return self.ops.linear(hidden, self.model.embed_tokens.weight)
         return self.lm_head(hidden)
 
 
-def empty_parameter(*shape: int) -> nn.Parameter:
+def empty_parameter(
+    *shape: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+) -> nn.Parameter:
     """A parameter without gradient whose values are not set yet."""
-    return nn.Parameter(torch.empty(shape), requires_grad=False)
+    return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)

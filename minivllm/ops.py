@@ -1,8 +1,9 @@
 """The tensor operations of a decoder in plain PyTorch: they run everywhere, and they are the
 oracle that the faster kernels of the same names and signatures are tested against.
 
-Leaves out fusion and everything that only one kind of device can do. Notebook 06 builds the
-paged part; notebook 07 writes kernels to the signatures.
+Leaves out fusion and everything that only one kind of device can do. Notebook 05 builds
+`rms_norm`, `silu_mul`, `apply_rope` and `prefill_attention`, notebook 06 `slot_mapping` and
+`decode_attention`; the rest is given. Notebook 07 writes kernels to the signatures.
 
 Tensor letters: T tokens, N requests, H query heads, K key/value heads, G = H // K query heads
 per key/value head, D head dimension, I MLP width, B block size, S key positions.
@@ -37,9 +38,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Scale the vectors along the last axis to root mean square 1, then by `weight`.
 
-    `x [..., n]`, `weight [n]` -> the shape and dtype of `x`. The statistics are float32; the
-    result is rounded to the dtype of `x` before the product with `weight`, as Llama does.
-    Example: [3, 4] has root mean square sqrt((9 + 16) / 2) = 3.54 -> [0.85, 1.13].
+    `x [..., n]`, `weight [n]` -> the shape and dtype of `x`. Divides by sqrt(mean(x²) + eps),
+    computed in float32; the result is rounded to the dtype of `x` before the product with
+    `weight`, as Llama does. Example with weight 1 and eps 0: [3, 4] has root mean square
+    sqrt((9 + 16) / 2) = 3.54 -> [0.85, 1.13].
     Source: Zhang and Sennrich 2019, arXiv 1910.07467.
     """
     wide = x.float()
@@ -54,9 +56,11 @@ def add_rms_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tens
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """The gate of SwiGLU: `gate_up [T, 2I]` holds gate and up; silu(gate) * up -> `[T, I]`.
+    """The gate of SwiGLU: silu(gate) * up, where silu(g) = g / (1 + e^-g).
 
-    Example: [[0.0, 2.0, 5.0, 3.0]] -> [[0.0, 5.28]], since silu(2) = 2 / (1 + e^-2) = 1.76.
+    `gate_up [T, 2I]`, the gates in the first half of each row and the ups in the second ->
+    `[T, I]` in the same dtype. Example: [[0, 2, 5, 3]] has the gates 0 and 2 and the ups 5 and
+    3 -> [[0, 5.28]], since silu(2) = 2 / (1 + e^-2) = 1.76.
     Source: Shazeer 2020, arXiv 2002.05202.
     """
     gate, up = gate_up.chunk(2, dim=-1)
@@ -106,9 +110,9 @@ def _stretch_slow_pairs(frequencies: Tensor, rope: RopeConfig) -> Tensor:
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the heads `x [T, H, D]` by the angles of their tokens, `cos, sin [T, D/2]`.
 
-    Pairs are half-split: elements i and i + D/2 of a head turn together (not 2i and 2i + 1).
-    The dtype of `x` comes back; the products are float32. Example: D 2, angle 90 degrees:
-    [1, 0] -> [0, 1].
+    Pairs are half-split: elements i and i + D/2 of a head turn together (not 2i and 2i + 1), a
+    pair (a, b) to (a cos - b sin, b cos + a sin). The products are float32; shape and dtype of
+    `x` come back. Example: D 4, pair 0 by 90 degrees, pair 1 by 0: [1, 2, 3, 4] -> [-3, 2, 1, 4].
     """
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)  # [T, 1, D/2]: the same for every head
     first, second = x.float().chunk(2, dim=-1)
@@ -271,7 +275,11 @@ def prefill_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """Attention of the newest `len(q)` tokens of one request to all its tokens so far.
 
     `q [L, H, D]`, `k, v [S, K, D]` with L <= S; query i is position S - L + i and sees the
-    keys up to there. Returns `[L, H, D]`.
+    keys up to there, its own included. Query head h reads key/value head h // (H / K). Scores
+    are dot products of query and key times `scale`; a softmax over the keys that it sees makes
+    them weights, and the sum of the values under those is the answer. Returns `[L, H, D]`.
+    Example: one query, two keys that score alike, values 2 and 4 -> 3.
+    Source: Vaswani et al. 2017, arXiv 1706.03762, section 3.2.
     """
     num_queries, num_keys = len(q), len(k)
     positions = torch.arange(num_keys - num_queries, num_keys, device=q.device)

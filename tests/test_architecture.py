@@ -32,7 +32,7 @@ TABLE: list[tuple[str, int, int | None]] = [
     ("block_manager", 1, 3),
     ("prefix_cache", 1, 4),
     # layer 2: the data plane
-    ("ops", 2, None),
+    ("ops", 2, 5),
     ("model", 2, 5),
     ("weights", 2, None),  # fills a model, so it comes after it
     ("cpu_vectors", 2, None),

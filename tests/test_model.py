@@ -1,22 +1,26 @@
-"""The decoder against transformers, on tiny random checkpoints of every supported kind."""
+"""The decoder against transformers, on tiny random checkpoints of every supported kind.
+
+The tests with an `exercise` mark are checks of notebook 05, which need no transformers: its
+numbers are stored in data/tiny_llama.json. What a failed assert says is the hint a learner reads.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
 from minivllm import ops
 from minivllm.gpu_model import fuse
-from minivllm.model import CausalLM
+from minivllm.model import CausalLM, DecoderLayer
 from minivllm.model_config import ModelConfig
 from minivllm.weights import load_model, read_config
-
-transformers = pytest.importorskip("transformers", reason="the oracle of these tests")
 
 SIZES: dict[str, Any] = {
     "vocab_size": 96,
@@ -70,8 +74,14 @@ CHUNKS_AND_DECODES = [
 ONE_BY_ONE = [[(0, 1), (1, 1)]] * 10
 
 
+def the_oracle() -> Any:
+    """The library transformers; imported late, because that takes seconds."""
+    return pytest.importorskip("transformers", reason="the oracle of this test")
+
+
 def make_oracle(family: str, changes: dict[str, Any]) -> Any:
     """A random model of transformers whose logits differ clearly between positions."""
+    transformers = the_oracle()
     kind = transformers.AutoConfig.for_model(family.lower(), **(SIZES | changes))
     torch.manual_seed(0)
     oracle = getattr(transformers, f"{family}ForCausalLM")(kind).eval()
@@ -347,6 +357,200 @@ def test_a_model_fused_for_a_gpu_computes_the_same_with_fewer_operations() -> No
     assert dict(model.named_parameters()).keys() == dict(random_model().named_parameters()).keys()
 
 
+# -- one layer --
+
+
+class Part(nn.Module):
+    """Stands for attention or the MLP: answers what `answer` makes of its input."""
+
+    def __init__(self, answer: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def forward(self, x: Tensor, *rest: Any) -> Tensor:
+        return self.answer(x)
+
+
+def small_config(**changes: Any) -> ModelConfig:
+    """Two numbers to a vector, no eps to speak of."""
+    sizes = {"hidden_size": 2, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 2}
+    sizes |= {"vocab_size": 2, "architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-9}
+    return ModelConfig.from_dict(SIZES | sizes | changes)
+
+
+def layer(
+    stream: list[float],
+    attention: Callable[[Tensor], Tensor],
+    mlp: Callable[[Tensor], Tensor],
+    weights: tuple[float, float] = (1.0, 1.0),
+) -> list[float]:
+    """One token through a `DecoderLayer` of these parts and norms of these weights."""
+    built = DecoderLayer(small_config(), 0, ops)
+    built.self_attn, built.mlp = Part(attention), Part(mlp)
+    for norm, weight in zip((built.input_layernorm, built.post_attention_layernorm), weights):
+        norm.weight.fill_(weight)
+    angles = torch.ones(1, 1), torch.zeros(1, 1)
+    out = built.forward(torch.tensor([stream]).float(), *angles, lambda _, q, k, v: q)
+    return [round(value, 3) for value in out[0].tolist()]
+
+
+def always(value: float) -> Callable[[Tensor], Tensor]:
+    return lambda x: torch.full_like(x, value)
+
+
+def same(x: Tensor) -> Tensor:
+    return x
+
+
+def doubled(x: Tensor) -> Tensor:
+    return 2 * x
+
+
+@pytest.mark.exercise("model.DecoderLayer.forward")
+def test_each_part_is_added_to_the_stream_once() -> None:
+    """5, and 1 from attention, and 10 from the MLP: 16."""
+    assert layer([5, 5], always(1), always(10)) == [16, 16], (
+        "5 + 1 + 10: is each part added to the stream, and once?"
+    )
+
+
+@pytest.mark.exercise("model.DecoderLayer.forward")
+def test_attention_reads_a_normalised_copy() -> None:
+    """[3, 4] normalised is [0.849, 1.131]; twice that comes on top of [3, 4] itself."""
+    assert layer([3, 4], doubled, always(0)) == [4.697, 6.263], (
+        "[3, 4] + 2 * [0.849, 1.131]: is the norm before attention, and not after it?"
+    )
+
+
+@pytest.mark.exercise("model.DecoderLayer.forward")
+def test_the_mlp_reads_what_attention_has_written() -> None:
+    """Attention makes [3, 4] into [13, 14], whose norm is [0.962, 1.036]."""
+    assert layer([3, 4], always(10), doubled) == [14.925, 16.073], (
+        "the MLP comes after attention: does it read the stream with attention in it, normalised?"
+    )
+
+
+@pytest.mark.exercise("model.DecoderLayer.forward")
+def test_each_norm_has_its_own_weight() -> None:
+    """Attention's norm has the weight 10, the MLP's 1."""
+    assert layer([3, -3], always(0), same, weights=(10, 1)) == [4, -4], (
+        "the MLP's norm is post_attention_layernorm: which one do you call?"
+    )
+    assert layer([3, -3], same, always(0), weights=(1, 10)) == [4, -4], (
+        "attention's norm is input_layernorm: which one do you call?"
+    )
+
+
+@pytest.mark.exercise("model.DecoderLayer.forward")
+def test_the_layer_leaves_its_input_alone() -> None:
+    """What came in is still there: others may read it."""
+    stream = torch.tensor([[5.0, 5.0]])
+    built = DecoderLayer(small_config(), 0, ops)
+    built.self_attn, built.mlp = Part(always(1)), Part(always(10))
+    for norm in (built.input_layernorm, built.post_attention_layernorm):
+        norm.weight.fill_(1.0)
+    built.forward(stream, torch.ones(1, 1), torch.zeros(1, 1), lambda _, q, k, v: q)
+    assert stream.tolist() == [[5, 5]], "x is not yours to change: do you write x += ...?"
+
+
+# -- the numbers of transformers --
+
+STORED = json.loads((Path(__file__).parent / "data/tiny_llama.json").read_text("utf-8"))
+
+
+def attend_alone(layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """One request from its first token on, without a cache."""
+    return ops.prefill_attention(q, k, v, q.shape[-1] ** -0.5)
+
+
+def stored_model(path: Path) -> CausalLM:
+    """The model of tiny_llama.json, read from a checkpoint in `path`."""
+    weights = {name: torch.tensor(values) for name, values in STORED["weights"].items()}
+    save_file(weights, path / "model.safetensors")
+    (path / "config.json").write_text(json.dumps(STORED["config"]))
+    return load(path)
+
+
+def distance(found: Tensor, stage: str) -> float:
+    """How far the numbers of a stage are from those of transformers, at most."""
+    expected = torch.tensor(STORED["stages"][stage])
+    assert found.shape == expected.shape, f"{stage} has another shape"
+    return (found - expected).abs().max().item()
+
+
+@pytest.mark.exercise("model.DecoderLayer.forward")
+def test_two_layers_give_what_transformers_computed(tmp_path: Path) -> None:
+    """Six tokens through two layers and the final norm, to four digits."""
+    model, input_ids = stored_model(tmp_path), torch.tensor(STORED["input_ids"])
+    hidden = model(input_ids, torch.arange(len(input_ids)), attend_alone)
+    assert distance(hidden, "final norm") < 1e-4, "transformers' numbers, in tiny_llama.json"
+
+
+def test_the_stored_numbers_are_those_of_transformers(tmp_path: Path) -> None:
+    """The installed transformers computes from that checkpoint what the file says."""
+    transformers, model = the_oracle(), stored_model(tmp_path)
+    oracle = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    found = oracle_logits(oracle, [STORED["input_ids"]])[0]
+    torch.testing.assert_close(found, torch.tensor(STORED["stages"]["logits"]), atol=1e-5, rtol=0)
+    assert model.lm_head is None, "the checkpoint is a tied one"
+
+
+# -- logits --
+
+
+def scores(hidden: list[float], *, head: list[list[float]] | None = None) -> list[float]:
+    """Scores of one vector under embedding rows [1, 0] and [2, 1], with a head or tied."""
+    model = CausalLM(small_config(tie_word_embeddings=head is None), max_len=4)
+    for parameter in model.parameters():
+        parameter.fill_(1.0)
+    model.model.embed_tokens.weight.copy_(torch.tensor([[1.0, 0.0], [2.0, 1.0]]))
+    if head is not None:
+        model.lm_head.weight.copy_(torch.tensor(head))
+    return [round(value, 3) for value in model.logits(torch.tensor([hidden]).float())[0].tolist()]
+
+
+@pytest.mark.exercise("model.CausalLM.logits")
+def test_a_tied_model_scores_by_the_rows_of_its_embedding() -> None:
+    """[3, 4] with [1, 0] is 3, with [2, 1] is 10."""
+    assert scores([3, 4]) == [3, 10], (
+        "one row of the embedding per token, as it is: scores, of rows and not of columns?"
+    )
+
+
+@pytest.mark.exercise("model.CausalLM.logits")
+def test_a_model_with_a_head_uses_it() -> None:
+    """Rows [0, 1] and [1, 1] of the head, whatever the embedding holds."""
+    assert scores([3, 4], head=[[0, 1], [1, 1]]) == [4, 7], (
+        "this checkpoint has an lm_head: do you ask whether it is there?"
+    )
+
+
+@pytest.mark.exercise("model.CausalLM.logits")
+def test_the_final_norm_is_not_repeated() -> None:
+    """Ten times the vector, ten times the scores: a norm would take that away."""
+    expected = [10 * score for score in scores([1, 1])]
+    assert scores([10, 10]) == expected, (
+        "hidden comes from after the final norm: do you normalise it again?"
+    )
+
+
+@pytest.mark.exercise("model.CausalLM.logits")
+def test_logits_keep_the_dtype_of_the_model() -> None:
+    """49,152 scores a row: in float32 they would take twice the memory."""
+    model = CausalLM(small_config(tie_word_embeddings=True), max_len=4, dtype=torch.bfloat16)
+    assert model.logits(torch.ones(3, 2).bfloat16()).dtype == torch.bfloat16, (
+        "logits are in the model's dtype: who needs float32 converts, do you already?"
+    )
+
+
+@pytest.mark.exercise("model.CausalLM.logits")
+def test_logits_are_those_that_transformers_computed(tmp_path: Path) -> None:
+    """Of its own hidden vectors, so that nothing else is tested."""
+    hidden = torch.tensor(STORED["stages"]["final norm"])
+    found = stored_model(tmp_path).logits(hidden)
+    assert distance(found, "logits") < 1e-4, "transformers' numbers, in tiny_llama.json"
+
+
 # -- the real model --
 
 
@@ -356,7 +560,7 @@ def test_smollm2_logits_equal_transformers() -> None:
     from minivllm.hub import resolve_model
 
     path = resolve_model("smollm2-135m")
-    oracle = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    oracle = the_oracle().AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     prompts = random_prompts(oracle.config.vocab_size, [19, 16])
     expected = oracle_logits(oracle, prompts)
     for steps in (WHOLE_PROMPTS, CHUNKS_AND_DECODES):

@@ -1,10 +1,16 @@
-"""Rules of the plain torch operations, each against a sum done by hand or in float64."""
+"""Rules of the plain torch operations, each against a sum done by hand or in float64.
+
+The tests with an `exercise` mark are checks of notebook 05; what a failed assert says is the hint
+a learner reads.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,45 +22,93 @@ from device_watch import question_of
 from minivllm import ops
 from minivllm.model_config import RopeConfig
 
+
+def rounded(x: Tensor) -> Any:
+    """The numbers as lists, with three digits behind the point."""
+    return json.loads(json.dumps(x.tolist()), parse_float=lambda text: round(float(text), 3))
+
+
+# The operations on lists: what a failed check prints can be read, and typed into a cell.
+
+
+def rms_norm(x: Any, weight: Any, eps: float, dtype: torch.dtype = torch.float32) -> Any:
+    return rounded(ops.rms_norm(torch.tensor(x, dtype=dtype), torch.tensor(weight).to(dtype), eps))
+
+
+def silu_mul(gate_up: Any) -> Any:
+    return rounded(ops.silu_mul(torch.tensor(gate_up).float()))
+
+
+def apply_rope(x: Any, cos: Any, sin: Any) -> Any:
+    return rounded(ops.apply_rope(*(torch.tensor(values).float() for values in (x, cos, sin))))
+
+
+def prefill_attention(q: Any, k: Any, v: Any, scale: float) -> Any:
+    q, k, v = (torch.tensor(values).float() for values in (q, k, v))
+    return rounded(ops.prefill_attention(q, k, v, scale))
+
+
 # -- layers --
 
 
+@pytest.mark.exercise("ops.rms_norm")
 def test_rms_norm_has_root_mean_square_one_before_the_weight() -> None:
-    """[3, 4] has root mean square 3.5355; the weight scales what is left."""
-    x = torch.tensor([[3.0, 4.0], [-30.0, 40.0]])
-    out = ops.rms_norm(x, torch.tensor([1.0, 10.0]), eps=0.0)
-    torch.testing.assert_close(out, torch.tensor([[0.848528, 11.31371], [-0.848528, 11.31371]]))
+    """[3, -3] has root mean square 3; the weight scales what is left."""
+    assert rms_norm([[3, -3]], [1, 10], 0) == [[1, -10]], (
+        "[3, -3] has the mean square 9: do you take the mean, and its root?"
+    )
 
 
+@pytest.mark.exercise("ops.rms_norm")
+def test_rms_norm_subtracts_no_mean() -> None:
+    """[3, 4] has root mean square 3.54, and keeps its direction."""
+    assert rms_norm([[3, 4]], [1, 1], 0) == [[0.849, 1.131]], (
+        "[3, 4] keeps its direction: do you subtract the mean, as LayerNorm does?"
+    )
+
+
+@pytest.mark.exercise("ops.rms_norm")
 def test_rms_norm_adds_eps_to_the_mean_square() -> None:
     """With eps 3 and a mean square of 1 the divisor is 2, and zeros stay zeros."""
-    x = torch.tensor([[1.0, -1.0], [0.0, 0.0]])
-    out = ops.rms_norm(x, torch.ones(2), eps=3.0)
-    assert out.tolist() == [[0.5, -0.5], [0.0, 0.0]]
+    assert rms_norm([[1, -1], [0, 0]], [1, 1], 3) == [[0.5, -0.5], [0, 0]], (
+        "the root of 1 + 3 is 2: is eps below the root?"
+    )
 
 
-def test_rms_norm_computes_in_float32_and_keeps_the_dtype() -> None:
+@pytest.mark.exercise("ops.rms_norm")
+def test_rms_norm_works_on_each_vector() -> None:
+    """The last axis alone is normalised: every head of every token by itself."""
+    x = [[[3, -3], [0.5, 0.5]], [[-6, 6], [0, 0]]]
+    assert rms_norm(x, [1, 1], 0.0001) == [[[1, -1], [1, 1]], [[-1, 1], [0, 0]]], (
+        "each vector by itself: over which axis do you take the mean?"
+    )
+
+
+@pytest.mark.exercise("ops.rms_norm")
+def test_rms_norm_computes_in_float32() -> None:
     """300 squared overflows float16, but not float32; the result is float16 again."""
-    x = torch.tensor([[300.0, 400.0]], dtype=torch.float16)
-    out = ops.rms_norm(x, torch.ones(2, dtype=torch.float16), eps=0.0)
-    assert out.dtype == torch.float16
-    torch.testing.assert_close(out.float(), torch.tensor([[0.8485, 1.1313]]), atol=1e-3, rtol=0)
+    assert rms_norm([[300, -300]], [1, 1], 0, torch.float16) == [[1, -1]], (
+        "300 squared is infinite in float16: do you compute in float32?"
+    )
 
 
+@pytest.mark.exercise("ops.rms_norm")
+def test_rms_norm_keeps_the_dtype() -> None:
+    """What comes in as bfloat16 goes out as bfloat16."""
+    x, weight = torch.ones(1, 2).bfloat16(), torch.ones(2).bfloat16()
+    assert ops.rms_norm(x, weight, 0.0).dtype == torch.bfloat16, (
+        "the dtype of x comes back: where do you leave float32?"
+    )
+
+
+@pytest.mark.exercise("ops.rms_norm")
 def test_rms_norm_rounds_before_the_weight_as_llama_does() -> None:
     """[3, 4] is 0.8485 and 1.1314, in bfloat16 0.84765625 and 1.1328125; only then comes the
     weight 1.5, and 1.271484375 is rounded to 1.2734375 (unrounded, 1.2728 gives the same), but
     1.69921875 to 1.703125 (unrounded, 1.6971 gives 1.6953125)."""
-    x = torch.tensor([[3.0, 4.0]], dtype=torch.bfloat16)
-    out = ops.rms_norm(x, torch.full((2,), 1.5, dtype=torch.bfloat16), eps=0.0)
-    assert out.tolist() == [[1.2734375, 1.703125]]
-
-
-def test_rms_norm_works_on_each_head() -> None:
-    """The last axis alone is normalised: every head of every token by itself."""
-    x = torch.tensor([[[3.0, 4.0], [0.5, 0.5]], [[-6.0, 8.0], [0.0, 2.0]]])
-    out = ops.rms_norm(x, torch.ones(2), eps=0.0)
-    torch.testing.assert_close(out.square().mean(-1), torch.ones(2, 2))
+    assert rms_norm([[3, 4]], [1.5, 1.5], 0, torch.bfloat16) == [[1.273, 1.703]], (
+        "1.1328 times 1.5: do you round to bfloat16 before the weight, or after it?"
+    )
 
 
 def test_linear_multiplies_by_the_transposed_weight_and_adds_the_bias() -> None:
@@ -64,10 +118,29 @@ def test_linear_multiplies_by_the_transposed_weight_and_adds_the_bias() -> None:
     assert ops.linear(x, weight, torch.tensor([10.0, 0.0, 0.0])).tolist() == [[11.0, 2.0, 3.0]]
 
 
+@pytest.mark.exercise("ops.silu_mul")
 def test_silu_mul_gates_the_second_half_by_the_first() -> None:
-    """silu(2) * 3 = 2 / (1 + e^-2) * 3; a gate of 0 lets nothing through."""
-    out = ops.silu_mul(torch.tensor([[0.0, 2.0, 5.0, 3.0]]))
-    torch.testing.assert_close(out, torch.tensor([[0.0, 3 * 2 / (1 + math.exp(-2))]]))
+    """Gates 0 and 2, ups 5 and 3: silu(2) * 3 = 5.285; a gate of 0 lets nothing through."""
+    assert silu_mul([[0, 2, 5, 3]]) == [[0, 5.285]], (
+        "the gates are 0 and 2, the ups 5 and 3: which half goes through silu?"
+    )
+
+
+@pytest.mark.exercise("ops.silu_mul")
+def test_silu_is_the_gate_times_its_sigmoid() -> None:
+    """silu(2) = 2 / (1 + e^-2) = 1.762, and silu(-1) = -0.269."""
+    assert silu_mul([[2, 1], [-1, 1]]) == [[1.762], [-0.269]], (
+        "silu(2) is 2 times the sigmoid of 2: do both factors stand there?"
+    )
+
+
+@pytest.mark.exercise("ops.silu_mul")
+def test_silu_mul_keeps_the_dtype_and_its_argument() -> None:
+    """bfloat16 in, bfloat16 out; what came in is still there."""
+    gate_up = torch.tensor([[0.0, 2.0, 5.0, 3.0]]).bfloat16()
+    out = ops.silu_mul(gate_up)
+    assert (out.shape, out.dtype) == ((1, 2), torch.bfloat16)
+    assert gate_up.tolist() == [[0, 2, 5, 3]], "gate_up is only read: do you write into it?"
 
 
 def test_embed_takes_one_row_per_id() -> None:
@@ -119,39 +192,127 @@ def test_unknown_rope_kind_is_refused_by_name() -> None:
         ops.rope_table(RopeConfig(kind="yarn"), 8, 4)
 
 
+@pytest.mark.exercise("ops.apply_rope")
+def test_apply_rope_turns_counterclockwise() -> None:
+    """By 90 degrees [1, 0] becomes [0, 1], and [0, 1] becomes [-1, 0]."""
+    assert apply_rope([[[1, 0]], [[0, 1]]], cos=[[0], [0]], sin=[[1], [1]]) == [
+        [[0, 1]],
+        [[-1, 0]],
+    ], "a quarter turn takes [1, 0] to [0, 1]: has each sine its sign?"
+
+
+@pytest.mark.exercise("ops.apply_rope")
 def test_apply_rope_pairs_element_i_with_i_plus_half() -> None:
     """A quarter turn of pair 0 alone moves element 0 to element 2 of a head of 4."""
-    cos, sin = torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0, 0.0]])
-    x = torch.tensor([[[1.0, 2.0, 3.0, 4.0]]])
-    assert ops.apply_rope(x, cos, sin).tolist() == [[[-3.0, 2.0, 1.0, 4.0]]]
+    assert apply_rope([[[1, 2, 3, 4]]], cos=[[0, 1]], sin=[[1, 0]]) == [[[-3, 2, 1, 4]]], (
+        "element 0 turns with element 2, half a head away: do you pair neighbours?"
+    )
 
 
+@pytest.mark.exercise("ops.apply_rope")
+def test_apply_rope_turns_both_elements_from_where_they_were() -> None:
+    """By cos 0.6, sin 0.8, [1, 1] becomes [-0.2, 1.4]."""
+    assert apply_rope([[[1, 1]]], cos=[[0.6]], sin=[[0.8]]) == [[[-0.2, 1.4]]], (
+        "both elements turn at once: is the first one changed already when you need it?"
+    )
+
+
+@pytest.mark.exercise("ops.apply_rope")
 def test_apply_rope_turns_each_token_by_its_own_angle_and_all_heads_alike() -> None:
     """Token 0 stays, both heads of token 1 turn by 90 degrees."""
-    cos, sin = torch.tensor([[1.0], [0.0]]), torch.tensor([[0.0], [1.0]])
-    x = torch.tensor([[[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 1.0]]])
-    expected = [[[1.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [-1.0, 0.0]]]
-    assert ops.apply_rope(x, cos, sin).tolist() == expected
+    heads = [[1, 0], [0, 1]]
+    assert apply_rope([heads, heads], cos=[[1], [0]], sin=[[0], [1]]) == [
+        heads,
+        [[0, 1], [-1, 0]],
+    ], "token 0 stays, both heads of token 1 turn: does the angle go by token or by head?"
 
 
+@pytest.mark.exercise("ops.apply_rope")
 def test_rotated_dot_products_depend_on_the_distance_alone() -> None:
     """Query at 9, key at 4 score as query at 5, key at 0."""
     q, k = torch.randn(2, 1, 1, 8, generator=torch.Generator().manual_seed(0))
     cos, sin = ops.rope_table(RopeConfig(), 8, 16)
 
-    def score(at_q: int, at_k: int) -> Tensor:
+    def score(at_q: int, at_k: int) -> float:
         turned_q = ops.apply_rope(q, cos[at_q : at_q + 1], sin[at_q : at_q + 1])
-        return (turned_q * ops.apply_rope(k, cos[at_k : at_k + 1], sin[at_k : at_k + 1])).sum()
+        turned_k = ops.apply_rope(k, cos[at_k : at_k + 1], sin[at_k : at_k + 1])
+        return round((turned_q * turned_k).sum().item(), 3)
 
-    torch.testing.assert_close(score(9, 4), score(5, 0))
-    assert not torch.allclose(score(9, 4), score(9, 3))
+    assert score(9, 4) == score(5, 0), "5 tokens apart is 5 tokens apart, wherever they are"
+    assert score(9, 4) != score(9, 3), "distance counts: does anything turn?"
 
 
+@pytest.mark.exercise("ops.apply_rope")
 def test_apply_rope_keeps_bfloat16_and_rounds_once() -> None:
     """The products are float32; only the result is rounded."""
     x = torch.randn(5, 2, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
     cos, sin = ops.rope_table(RopeConfig(), 8, 5)
-    assert torch.equal(ops.apply_rope(x, cos, sin), ops.apply_rope(x.float(), cos, sin).bfloat16())
+    out = ops.apply_rope(x, cos, sin)
+    assert out.dtype == torch.bfloat16, "the dtype of x comes back: where do you leave float32?"
+    exact = ops.apply_rope(x.float(), cos, sin).bfloat16()
+    assert torch.equal(out, exact), "the products are float32: do you round cos and sin?"
+
+
+# -- attention of one request --
+
+
+@pytest.mark.exercise("ops.prefill_attention")
+def test_attention_averages_by_softmax() -> None:
+    """Keys that score 0 and log 3 weigh 1/4 and 3/4: values 0 and 4 give 3."""
+    assert prefill_attention([[[1]]], [[[0]], [[math.log(3)]]], [[[0]], [[4]]], scale=1) == [
+        [[3]]
+    ], "scores 0 and log 3 weigh 1/4 and 3/4: is the softmax over the keys?"
+
+
+@pytest.mark.exercise("ops.prefill_attention")
+def test_scores_are_multiplied_by_the_scale() -> None:
+    """With scale 0.5, log 9 counts as log 3."""
+    k = [[[0]], [[math.log(9)]]]
+    assert prefill_attention([[[1]]], k, [[[0]], [[4]]], scale=0.5) == [[[3]]], (
+        "0.5 times log 9 is log 3: is the scale of the argument in the score?"
+    )
+
+
+@pytest.mark.exercise("ops.prefill_attention")
+def test_a_token_sees_itself_and_what_came_before() -> None:
+    """Three tokens with equal scores and values 2, 4, 9: means of 1, 2 and 3 of them."""
+    q, v = [[[0]], [[0]], [[0]]], [[[2]], [[4]], [[9]]]
+    assert prefill_attention(q, q, v, scale=1) == [[[2]], [[3]], [[5]]], (
+        "token 0 sees itself alone, token 2 all three: what hides the later ones?"
+    )
+
+
+@pytest.mark.exercise("ops.prefill_attention")
+def test_the_newest_tokens_see_the_earlier_ones() -> None:
+    """Two new tokens after two old ones: they are positions 2 and 3."""
+    q, v = [[[0]]] * 2, [[[2]], [[4]], [[9]], [[1]]]
+    assert prefill_attention(q, [[[0]]] * 4, v, scale=1) == [[[5]], [[4]]], (
+        "the two newest of four tokens are positions 2 and 3: does your mask begin at 0?"
+    )
+
+
+@pytest.mark.exercise("ops.prefill_attention")
+def test_neighbouring_query_heads_share_a_key_head() -> None:
+    """Four query heads, two K/V heads with values 10 and 20: 0 and 1 read the first."""
+    assert prefill_attention([[[0]] * 4], [[[0]] * 2], [[[10], [20]]], scale=1) == [
+        [[10], [10], [20], [20]]
+    ], "heads 0 and 1 read K/V head 0, heads 2 and 3 head 1: h // 2 or h % 2?"
+
+
+@pytest.mark.exercise("ops.prefill_attention")
+def test_attention_is_that_of_one_query_and_one_head_at_a_time() -> None:
+    """5 new tokens of 9, six heads on two, against float64."""
+    make = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(n, heads, 8, generator=make) for n, heads in ((5, 6), (9, 2), (9, 2)))
+    expected = torch.empty(5, 6, 8)
+    for i in range(5):
+        for h in range(6):
+            seen, head = slice(0, 4 + i + 1), h // 3
+            weights = torch.softmax(k[seen, head].double() @ q[i, h].double() * 0.3, dim=0)
+            expected[i, h] = (weights @ v[seen, head].double()).float()
+    out = ops.prefill_attention(q, k, v, 0.3)
+    assert (out.shape, out.dtype) == ((5, 6, 8), torch.float32), "tokens first, then heads"
+    assert (out - expected).abs().max() < 1e-5, "not that of one query and one head at a time"
 
 
 # -- paged cache --
@@ -257,7 +418,7 @@ def test_a_query_weighs_the_values_of_its_request() -> None:
 
 
 @pytest.mark.exercise("ops.decode_attention")
-def test_scores_are_multiplied_by_the_scale() -> None:
+def test_scores_of_a_decode_are_multiplied_by_the_scale() -> None:
     """Keys 0 and 2 ln 3 at scale 1/2 are as good as 0 and ln 3."""
     out = attend_alone([1.0], [[0.0, 2 * LN3]], [[8.0, 4.0]], [2], scale=0.5)
     assert out == [5.0], "the products are multiplied by scale before the softmax"

@@ -1,0 +1,236 @@
+"""The pictures of chapter 05: bits of a number, RoPE's angles, who reads which head, attention
+maps, the residual stream, and the roofline of the reader's machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from course.figures.common import (
+    GRID,
+    INK,
+    Picture,
+    fill,
+    halo,
+    key,
+    label,
+    legend,
+    new_axes,
+    picture,
+    speeds,
+    this_machine,
+    write,
+)
+from minivllm.figures import PALETTE
+from minivllm.timeline import count
+
+__all__ = [
+    "attention_maps",
+    "bits",
+    "groups",
+    "guesses",
+    "hands",
+    "lines",
+    "roofline",
+    "speeds",
+    "stream",
+    "this_machine",
+]
+
+MARKS = ("o", "s", "D", "^", "v", "P")  # beside the colours, for those who see none
+STATES = ("prefill", "decode", "cached", "waiting")
+
+
+def bits(rows: Mapping[str, tuple[str, int]]) -> Picture:
+    """Formats of floating point: the bits of a number, of which so many are the exponent."""
+    figure, ax = new_axes(1.2 + 0.42 * len(rows))
+    for y, (pattern, num_exponent) in enumerate(rows.values()):
+        for x, bit in enumerate(pattern):
+            part = "waiting" if x == 0 else "cached" if x <= num_exponent else "decode"
+            ax.barh(y, 0.92, 0.8, left=x - 0.46, **fill(part))
+            write(ax, x, y, bit)
+    label(ax, "The same number in each format", "bit", "")
+    ax.set_xlim(-0.8, max(len(pattern) for pattern, _ in rows.values()) - 0.2)
+    ax.set_ylim(len(rows) - 0.5, -0.5)
+    ax.set_yticks(range(len(rows)), list(rows))
+    ax.set_xticks([0, 8, 16, 24, 31])
+    names = [("waiting", "sign (first bit)"), ("cached", "exponent"), ("decode", "fraction (rest)")]
+    legend(ax, [key(state, text) for state, text in names])
+    parts = [
+        f"{name}: 1 sign bit, {size} of exponent, {len(pattern) - 1 - size} of fraction ({pattern})"
+        for name, (pattern, size) in rows.items()
+    ]
+    return picture(figure, f"Strips of bits. {'; '.join(parts)}.")
+
+
+def hands(angles: Mapping[str, Sequence[float]]) -> Picture:
+    """Pairs of RoPE as clocks: the hand of each at positions 0, 1, 2, ... (radians)."""
+    from math import cos, sin
+
+    figure, axes = new_axes(2.3, columns=len(angles), squeeze=False)
+    for ax, (name, turns) in zip(axes[0], angles.items(), strict=True):
+        from matplotlib.patches import Circle
+
+        ax.add_patch(Circle((0, 0), 1, fill=False, edgecolor=GRID))
+        slow = abs(turns[-1]) < 0.15
+        for position, angle in enumerate(turns):
+            x, y = cos(angle), sin(angle)
+            ax.plot([0, x], [0, y], color=PALETTE["prefill"], linewidth=1.4)
+            # Hands that lie on each other would write over each other's numbers.
+            reach = 1.22 if position % 2 == 0 else 1.5
+            if not slow and (position in (0, len(turns) - 1) or abs(turns[1]) > 0.15):
+                write(ax, reach * x, reach * y, str(position))
+        if slow:
+            write(ax, 1.08, 0, f"0 to {len(turns) - 1}", ha="left")
+        ax.set_title(name, fontsize=9)
+        ax.set_xlim(-1.7, 1.7)
+        ax.set_ylim(-1.7, 1.7)
+        ax.set_aspect("equal")
+        ax.axis("off")
+    figure.suptitle("Where a pair points at each position", x=0.01, ha="left", fontsize=10)
+    parts = [f"{name} turns by {turns[1]:.3g} radians a position" for name, turns in angles.items()]
+    positions = count(len(next(iter(angles.values()))), "position")
+    return picture(
+        figure, f"{count(len(angles), 'clock')} with hands for {positions}: {'; '.join(parts)}."
+    )
+
+
+def lines(
+    curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], title: str, x: str, y: str
+) -> Picture:
+    """One line with its own marks for each curve (values of x, values of y)."""
+    figure, ax = new_axes(2.9)
+    for number, (name, (places, values)) in enumerate(curves.items()):
+        look: dict[str, Any] = {"marker": MARKS[number], "color": PALETTE[STATES[number]]}
+        look |= {"markeredgecolor": INK, "markersize": 7 - 2 * number, "linewidth": 3 - number}
+        ax.plot(places, values, label=name, markevery=max(1, len(places) // 16), **look)
+    label(ax, title, x, y)
+    ax.grid(color=GRID, linewidth=0.6)
+    ax.legend(fontsize=8, frameon=False)
+    parts = [
+        f"{name}: {values[0]:.3g} at {places[0]:g} to {values[-1]:.3g} at {places[-1]:g}"
+        for name, (places, values) in curves.items()
+    ]
+    return picture(figure, f"Line chart of {y} over {x}. {title}. {'; '.join(parts)}.")
+
+
+def groups(reads: Sequence[int]) -> Picture:
+    """Which key/value head each query head reads."""
+    num_kv = max(reads) + 1
+    figure, ax = new_axes(2.2)
+    spread = len(reads) / num_kv
+    for head, kv_head in enumerate(reads):
+        middle = (kv_head + 0.5) * spread - 0.5
+        ax.plot([head, middle], [1, 0], color=INK, linewidth=1, zorder=1)
+        ax.barh(1, 0.7, 0.3, left=head - 0.35, zorder=2, **fill("decode"))
+        write(ax, head, 1, str(head), zorder=3)
+        ax.barh(0, 0.7, 0.3, left=middle - 0.35, zorder=2, **fill("cached"))
+        write(ax, middle, 0, str(kv_head), zorder=3)
+    title = f"{count(len(reads), 'query head')} read {count(num_kv, 'key/value head')}"
+    label(ax, title, "head", "")
+    ax.set_yticks([1, 0], ["query heads", "K/V heads"])
+    ax.set_xticks([])
+    ax.set_ylim(-0.4, 1.4)
+    ax.set_xlim(-0.8, len(reads) - 0.2)
+    parts = [
+        f"K/V head {kv}: query heads {[h for h, read in enumerate(reads) if read == kv]}"
+        for kv in range(num_kv)
+    ]
+    return picture(figure, f"Diagram of heads. {title}. {'; '.join(parts)}.")
+
+
+def attention_maps(maps: Mapping[str, Sequence[Sequence[float]]], tokens: Sequence[str]) -> Picture:
+    """Attention weights of some heads: a row for each token that looks, a column for each seen."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    figure, axes = new_axes(3.0, columns=len(maps), squeeze=False)
+    paint = LinearSegmentedColormap.from_list("attention", ["#ffffff", PALETTE["prefill"]])
+    shown = [text.replace("\n", "↵").replace("$", r"\$") for text in tokens]
+    for ax, (name, weights) in zip(axes[0], maps.items(), strict=True):
+        ax.imshow(weights, cmap=paint, vmin=0, vmax=1)
+        ax.set_title(name, fontsize=9, loc="left")
+        ax.set_xticks(range(len(shown)), shown, rotation=90, fontsize=7)
+        ax.set_yticks(range(len(shown)), shown if ax is axes[0, 0] else [], fontsize=7)
+        ax.set_xlabel("token that is read", fontsize=8)
+        for y, row in enumerate(weights):
+            x = list(row).index(max(row))
+            ax.text(x, y, f"{100 * row[x]:.0f}", fontsize=5.5, ha="center", va="center",
+                    color="white" if row[x] > 0.5 else INK, in_layout=False)  # fmt: skip
+    axes[0, 0].set_ylabel("token that reads", fontsize=8)
+    figure.suptitle("Attention weights (number: a row's largest, in %)", x=0.01, ha="left",
+                    fontsize=10)  # fmt: skip
+    parts = []
+    for name, weights in maps.items():
+        first = sum(row[0] for row in weights[1:]) / max(1, len(weights) - 1)
+        parts.append(f"{name}: {100 * first:.0f}% of the weight on the first token")
+    return picture(
+        figure, f"{count(len(maps), 'attention map')} of {len(shown)} tokens. {'; '.join(parts)}."
+    )
+
+
+def stream(total: Sequence[float], attention: Sequence[float], mlp: Sequence[float]) -> Picture:
+    """Size (root mean square) of the residual stream, and of what the parts add in each layer."""
+    figure, ax = new_axes(3.0)
+    places = range(len(attention))
+    ax.bar([x - 0.2 for x in places], attention, 0.4, **fill("prefill"))
+    ax.bar([x + 0.2 for x in places], mlp, 0.4, **fill("decode"))
+    ax.plot(range(-1, len(attention)), total, marker="o", markersize=4, color=INK, linewidth=1.4)
+    label(ax, "The residual stream of the last token", "layer (-1: embedding)", "root mean square")
+    ax.set_yscale("log")
+    from matplotlib.lines import Line2D
+
+    line = Line2D([], [], color=INK, marker="o", markersize=4, label="the stream after the layer")
+    legend(ax, [line, key("prefill", "added by attention"), key("decode", "added by the MLP")])
+    words = f"The stream grows from {total[0]:.2g} to {total[-1]:.3g} over {len(attention)} layers"
+    largest = max(range(len(mlp)), key=lambda layer: mlp[layer])
+    return picture(figure, f"Bars and a line. {words}; the largest MLP step is in layer {largest}.")
+
+
+def guesses(rows: Sequence[tuple[str, float]]) -> Picture:
+    """What the model would say after each layer: token and its probability."""
+    figure, ax = new_axes(0.9 + 0.19 * len(rows))
+    for y, (text, probability) in enumerate(rows):
+        ax.barh(y, 100 * probability, 0.8, **fill("decode"))
+        shown = repr(text).replace("$", r"\$")
+        write(ax, 100 * probability + 1, y, shown, ha="left", fontsize=7, in_layout=False)
+    label(ax, "Logits of each layer, as if it were the last", "probability of its first guess (%)",
+          "after layer (0: embedding)")  # fmt: skip
+    ax.set_xlim(0, 118)
+    ax.set_ylim(len(rows) - 0.4, -0.6)
+    ax.set_yticks(range(0, len(rows), 2))
+    final = rows[-1][0]
+    since = len(rows)
+    while since > 0 and rows[since - 1][0] == final:
+        since -= 1
+    words = f"The final guess {final!r} ({100 * rows[-1][1]:.0f}%) leads from layer {since} on"
+    return picture(figure, f"Bar chart of {len(rows)} guesses. {words}.")
+
+
+def roofline(
+    flops_per_s: float, bytes_per_s: float, points: Mapping[str, tuple[float, float]], title: str
+) -> Picture:
+    """What a machine can do at most, and what was reached: points are (FLOP per byte, FLOP/s)."""
+    figure, ax = new_axes(3.4)
+    ridge = flops_per_s / bytes_per_s
+    places = [0.2, ridge, max(1000.0, 3 * ridge)]
+    roof = [min(flops_per_s, place * bytes_per_s) / 1e9 for place in places]
+    ax.plot(places, roof, color=INK, linewidth=2)
+    ax.axvline(ridge, color=INK, linestyle=":", linewidth=1)
+    for number, (name, (intensity, speed)) in enumerate(points.items()):
+        state = "decode" if intensity < ridge else "prefill"
+        ax.plot(intensity, speed / 1e9, MARKS[number % len(MARKS)], color=PALETTE[state],
+                markeredgecolor=INK, markersize=8)  # fmt: skip
+        ax.annotate(name, (intensity, speed / 1e9), xytext=(8, -4), fontsize=8, color=INK,
+                    textcoords="offset points", va="top", path_effects=halo())  # fmt: skip
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    lowest = min([roof[0], *(speed / 1e9 for _, speed in points.values())])
+    ax.set_ylim(lowest / 3, roof[-1] * 2)
+    label(ax, title, "operations for each byte moved (FLOP per byte)", "GFLOP/s")
+    ax.grid(color=GRID, linewidth=0.6)
+    edge = f"The roof: {bytes_per_s / 1e9:.1f} GB/s, then {flops_per_s / 1e9:.0f} GFLOP/s"
+    ax.text(ridge, 0.02, f" ridge: {ridge:.0f} FLOP per byte", fontsize=8, color=INK,
+            transform=ax.get_xaxis_transform(), path_effects=halo())  # fmt: skip
+    parts = [f"{name}: {speed / 1e9:.2g} GFLOP/s" for name, (_, speed) in points.items()]
+    words = f"{edge}; they meet at {ridge:.0f} FLOP per byte. {'; '.join(parts)}"
+    return picture(figure, f"Roofline, both axes logarithmic. {words}.")
