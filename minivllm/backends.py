@@ -34,6 +34,8 @@ class Backend(NamedTuple):
     ops: Any  # see `model.Ops` and `model_runner.RunnerOps`
     sample: Sample
     prepare: Callable[[CausalLM], CausalLM]  # changes a loaded model in place, and returns it
+    # Whether a CUDA graph can hold the attention over prompts: torch's asks for their lengths.
+    captures_prompts: bool = False
 
 
 def choose_backend(
@@ -87,4 +89,5 @@ def load_backend(name: str) -> Backend:
     if name == "flash_attn":
         step_ops = SimpleNamespace(**{n: getattr(gpu_ops, n) for n in gpu_ops.__all__})
         step_ops.attention = attention
-    return Backend(step_ops, partial(sampler.sample_gumbel, gumbel=gumbel_sample), fuse)
+    sample = partial(sampler.sample_gumbel, gumbel=gumbel_sample)
+    return Backend(step_ops, sample, fuse, captures_prompts=True)

@@ -16,6 +16,7 @@ import torch
 
 from minivllm.backends import Backend, choose_backend, load_backend
 from minivllm.block_manager import BlockManager, NoPrefixes, Prefixes
+from minivllm.chunk_graphs import ChunkGraphs
 from minivllm.config import EngineConfig, replace, set_value
 from minivllm.cuda_graphs import StepGraphs
 from minivllm.devices import choose_device, choose_dtype
@@ -24,7 +25,7 @@ from minivllm.hub import resolve_model
 from minivllm.kv_sizing import fill_in
 from minivllm.logits_processors import rank_tokens
 from minivllm.model import CausalLM
-from minivllm.model_runner import ModelRunner, Pending, Wrap, as_it_is
+from minivllm.model_runner import ModelRunner, Pending, StepFunction
 from minivllm.prefix_cache import PrefixCache
 from minivllm.request import FinishReason, Request, SchedulerOutput
 from minivllm.scheduler import Scheduler
@@ -261,20 +262,32 @@ def build_engine(config: EngineConfig, *, trace: bool = False, progress: bool = 
 
 
 def build_runner(model: CausalLM, backend: Backend, config: EngineConfig) -> ModelRunner:
-    """The runner, warm, and with graphs of its decode steps unless the settings refuse them."""
-    graphs = None
-    if not config.enforce_eager:
-        max_num_seqs, max_len = set_value(config.max_num_seqs), set_value(config.max_model_len)
-        graphs = StepGraphs(max_num_seqs, max_len, torch.device(config.device))
-    wrap: Wrap = as_it_is if graphs is None else graphs.wrap
+    """The runner, warm, and with graphs of its steps unless the settings refuse them."""
+    graphs = [] if config.enforce_eager else build_graphs(backend, config)
+
+    def wrap(step: StepFunction) -> StepFunction:
+        for kind in graphs:
+            step = kind.wrap(step)
+        return step
+
     runner = ModelRunner(
         model, backend.ops, backend.sample, model.config, config, rank_tokens, wrap
     )
     if runner.device.type == "cuda":
         runner.warm_up()
-    if graphs is not None:
-        graphs.capture_all()
+    for kind in graphs:
+        kind.capture_all()
     return runner
+
+
+def build_graphs(backend: Backend, config: EngineConfig) -> list[StepGraphs | ChunkGraphs]:
+    """Room for graphs of decode steps, and of small steps with prompts where that is possible."""
+    sizes = set_value(config.max_num_seqs), set_value(config.max_model_len)
+    device = torch.device(config.device)
+    decodes = StepGraphs(*sizes, device)
+    if not backend.captures_prompts or device.type != "cuda":
+        return [decodes]
+    return [ChunkGraphs(*sizes, decodes.pool, device), decodes]
 
 
 def build_memory(config: EngineConfig) -> BlockManager:

@@ -54,6 +54,7 @@ TABLE: list[tuple[str, int, int | None]] = [
     ("gpu_ops", 2, None),
     ("gpu_model", 2, None),
     ("cuda_graphs", 2, 8),
+    ("chunk_graphs", 2, None),
     ("tensor_parallel", 2, 9),
     ("noise", 2, 10),
     ("sampling_kernels", 2, None),

@@ -132,7 +132,7 @@ def test_torch_and_cpu_share_the_sampler() -> None:
     """One random number a row; the weights are packed for cpu, and nothing happens for torch."""
     assert load_backend("torch")[:2] == (ops, sampler.sample)
     assert load_backend("torch").prepare(model := object()) is model
-    assert load_backend("cpu") == (cpu_ops, sampler.sample, pack)
+    assert load_backend("cpu") == (cpu_ops, sampler.sample, pack, False)
 
 
 @needs_triton
@@ -149,7 +149,7 @@ def test_the_names_of_a_gpu_share_all_but_attention() -> None:
     for backend in (triton, flash):
         assert backend.sample.func is sampler.sample_gumbel
         assert backend.sample.keywords == {"gumbel": gumbel_sample}
-        assert backend.prepare is fuse
+        assert backend.prepare is fuse and backend.captures_prompts
 
 
 # -- in the engine --

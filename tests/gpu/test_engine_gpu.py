@@ -18,7 +18,7 @@ if not torch.cuda.is_available():
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tiny_checkpoint import VOCAB_SIZE, make_checkpoint
 
-from minivllm import LLM, SamplingParams, backends, engine
+from minivllm import LLM, SamplingParams, backends, chunk_graphs, engine
 
 pytestmark = [
     pytest.mark.gpu,
@@ -310,7 +310,8 @@ def forced_logits(path, texts, monkeypatch, **settings):
         script[n + 1, : len(text)] = torch.tensor(text)
 
     def sample(logits, rows, positions):
-        # A request is known by its seed; padding has seed 0.
+        # A request is known by its seed; padding has seed 0, and may be longer.
+        positions = positions.clamp(max=longest)
         record[rows.seed, positions] = logits.float()
         return script[rows.seed, positions]
 
@@ -378,6 +379,32 @@ def test_without_bfloat16_the_engine_computes_in_float16(checkpoint, monkeypatch
         assert llm.config.dtype == "float16"
         assert next(llm.engine.runner.model.parameters()).dtype == torch.float16
         assert len(tokens(llm.generate(["abc"], greedy(5), False))[0]) == 5
+
+
+@needs_triton
+def test_short_prompts_are_replayed_and_give_the_tokens_of_the_eager_engine(
+    checkpoint, monkeypatch
+):
+    """Of lengths around a bucket, alone and many at once, with prefix hits, beside decodes."""
+    texts = ["ab" * 31 + "c", "ab" * 32, "ab" * 32 + "c", "q", "ab" * 50, "xyz" * 33]
+    settings = {"num_kv_blocks": 400, "max_num_seqs": 20}
+    filled, fill = [], chunk_graphs.fill
+
+    def noted(static, *rest):
+        filled.append(static.num_tokens)
+        fill(static, *rest)
+
+    monkeypatch.setattr(chunk_graphs, "fill", noted)
+
+    def answers(**more):
+        alone = [tokens(run(checkpoint, [text], greedy(4), **settings, **more)) for text in texts]
+        many = [greedy(2 + number) for number in range(18)]
+        return alone, tokens(run(checkpoint, texts * 3, many, **settings, **more))
+
+    expected = answers(enforce_eager=True)
+    assert not filled
+    assert answers() == expected
+    assert set(filled) == {64, 128}, "both buckets were needed"
 
 
 # -- nobody waits --
