@@ -38,7 +38,7 @@ def answers(llm, prompts, num_tokens):
     return [output.outputs[0].token_ids for output in outputs], outputs
 
 
-# A quarter of a minute of `transformers`, for numbers that never change; its logits are compared live in test_model.
+# Numbers that never change; the logits are compared with the live library in test_model.
 @pytest.mark.slow
 def test_stored_answers_are_what_transformers_gives():
     """Teacher-forced through the live library: every stored token is its most probable one."""
