@@ -185,6 +185,7 @@ class ModelRunner:
             num_decodes=sum(chunk.is_decode for chunk in chunks),
             max_query_len=max(lengths),
             max_seq_len=max(chunk.end for chunk in chunks),
+            is_plain=self.rows.are_plain,
         )
 
     def step(self, plan: StepPlan) -> Pending:
@@ -192,7 +193,7 @@ class ModelRunner:
         if not plan.params:  # only middles of prompts
             self.forward(plan)
             return Pending(torch.empty(0, dtype=torch.int64))
-        if self.rows.are_plain:
+        if plan.is_plain:
             return Pending.fetch(self.plain_step(plan))
         logits = self.compute_logits(plan)
         token_ids = self.choose(plan, logits)

@@ -67,6 +67,7 @@ class StepPlan:
     num_decodes: int  # chunks that decode
     max_query_len: int  # tokens of the longest chunk; may be more
     max_seq_len: int  # the last position of any chunk, plus 1; may be more
+    is_plain: bool = True  # no running request asks for more than greedy or random sampling
 
     @property
     def is_decode(self) -> bool:
@@ -126,17 +127,30 @@ class Rows:
         """The row numbers of a step's requests: whoever has no row yet gets one, with its tokens
         and settings; all get the blocks they have gained.
 
-        A handful of copies to the device, however many requests there are.
+        A handful of copies to the device, however many requests there are. If one breaks off (an
+        error, Ctrl-C), none of the requests has a row, and the next step writes theirs anew.
         """
-        new = [request for request in requests if request.request_id not in self.row_of]
-        for request in new:
-            self._take_row(request)
-        if new:
-            self._write_tokens(new)
-            self._write_settings(new)
-        rows = [self.row_of[request.request_id] for request in requests]
-        self.write_new_blocks(requests, rows)
+        try:
+            new = [request for request in requests if request.request_id not in self.row_of]
+            for request in new:
+                self._take_row(request)
+            if new:
+                self._write_tokens(new)
+                self._write_settings(new)
+            rows = [self.row_of[request.request_id] for request in requests]
+            self.write_new_blocks(requests, rows)
+        except BaseException:
+            self._take_back(requests)
+            raise
         return rows
+
+    def _take_back(self, requests: Sequence[Request]) -> None:
+        """Nobody knows what of these requests' rows has been written."""
+        for request in requests:
+            self.release(request)
+        # Counted anew: a row may have been on its way from here to `row_of`.
+        used = set(self.row_of.values())
+        self.free_rows = [row for row in reversed(range(self.padding_row)) if row not in used]
 
     def _take_row(self, request: Request) -> None:
         """Give the request a free row, and note on the host what it asks for."""

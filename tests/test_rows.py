@@ -11,7 +11,7 @@ from device_watch import operations_of
 from row_makers import make_plan, make_request, write
 
 from minivllm.request import SamplingParams
-from minivllm.rows import Rows
+from minivllm.rows import Rows, to_device
 from minivllm.sampling_settings import bias_entries, has_filters, has_penalties
 
 CPU = torch.device("cpu")
@@ -152,6 +152,32 @@ def settings_of(*requests, positions=None):
     params = [request.sampling_params for request in requests]
     plan = make_plan(row_ids, starts, [1] * len(row_ids), range(len(row_ids)), params)
     return rows.settings(plan)
+
+
+@pytest.mark.parametrize("call", range(4))
+def test_an_interrupted_update_leaves_no_row_half_written(call, monkeypatch):
+    """Ctrl-C can come between any two copies: the next step writes these rows as if new."""
+    old, new = make_request("a", [1, 2], [7]), make_request("b", [5], [3, 4])
+    bystander = make_request("c", [9], [2])
+    rows = Rows(max_num_seqs=3, max_model_len=40, max_blocks=10, device=CPU)
+    rows.update([bystander, old])
+    old.block_table.append(8)
+    copies, stops = iter(range(100)), [0, 1, 5, 11]  # tokens, row numbers, a setting, blocks
+
+    def interrupted(*arguments):
+        if next(copies) == stops[call]:
+            raise KeyboardInterrupt
+        return to_device(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("minivllm.rows.to_device", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            rows.update([old, new])
+    assert list(rows.row_of) == ["c"]
+    assert sorted([*rows.free_rows, rows.row_of["c"]]) == [0, 1, 2]
+    a, b = rows.update([old, new])
+    assert rows.token_ids[[a, b], :2].tolist() == [[1, 2], [5, 0]]
+    assert rows.block_table[[a, b], :2].tolist() == [[7, 8], [3, 4]]
 
 
 def test_settings_are_gathered_per_row():
