@@ -68,6 +68,11 @@ class EngineConfig:
     # Launch a step before the one before it is read, so that the device never waits for the
     # host. None: on a GPU; on a CPU host and device are the same cores, and there is no gain.
     overlap: bool | None = None
+    # Processes that share the model, each with its part of every layer: see `tensor_parallel`.
+    # Each takes a GPU of its own, or its share of a CPU's cores.
+    tensor_parallel_size: int = 1
+    # Seconds that they wait for each other within a step before the engine gives up.
+    distributed_timeout_seconds: float = 60.0
     # Seed of all requests that bring none of their own.
     seed: int = 0
 
@@ -91,6 +96,9 @@ class EngineConfig:
         for name in ("enforce_eager", "overlap"):
             if getattr(self, name) is not None:
                 require_bool(name, getattr(self, name))
+        require_int("tensor_parallel_size", self.tensor_parallel_size, 1, 1024)
+        name, seconds = "distributed_timeout_seconds", self.distributed_timeout_seconds
+        require_number(name, seconds, 0, open_low=True)
         require_int("seed", self.seed, 0, 2**63 - 1)
         self._check_budget()
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,15 +24,19 @@ from minivllm.devices import choose_device, choose_dtype
 from minivllm.generation_config import generation_defaults
 from minivllm.hub import resolve_model
 from minivllm.kv_sizing import fill_in
+from minivllm.leader import Leader
 from minivllm.logits_processors import rank_tokens
 from minivllm.model import CausalLM
 from minivllm.model_runner import ModelRunner, Pending, StepFunction
 from minivllm.prefix_cache import PrefixCache
+from minivllm.process_group import ProcessGroup
 from minivllm.request import FinishReason, Request, SchedulerOutput
 from minivllm.scheduler import Scheduler
+from minivllm.tensor_parallel import choose_together, load_shard
 from minivllm.tokenizer import load_tokenizer, read_eos_token_ids
 from minivllm.trace import Trace
 from minivllm.weights import load_model, read_config
+from minivllm.workers import agree, assemble, closed_on_error
 
 
 @dataclass
@@ -57,7 +62,7 @@ class Engine:
     eos_token_ids: tuple[int, ...]
     memory: BlockManager
     scheduler: Scheduler
-    runner: ModelRunner
+    runner: ModelRunner | Leader
     trace: Trace | None = None
     # Assert every module's invariant after each step. For tests: it costs more than the step.
     check_invariants: bool = False
@@ -175,6 +180,11 @@ class Engine:
             self.runner.release(request)
         return request
 
+    def close(self) -> None:
+        """Send the workers home, if there are any. No step may follow."""
+        if isinstance(self.runner, Leader):
+            self.runner.close()
+
     def _demand_progress(self, output: SchedulerOutput) -> None:
         if not (output.chunks or output.failed or self.flights or self.failed):
             raise RuntimeError(
@@ -232,33 +242,56 @@ def build_engine(config: EngineConfig, *, trace: bool = False, progress: bool = 
     Raises ValueError where the model, the settings and the memory do not go together.
     """
     path = resolve_model(config.model_path or config.model)
+    group = assemble(config, path)
+    with closed_on_error(group):
+        config, runner = build_rank(config, path, group, progress=progress)
+
+        memory = build_memory(config)
+        vocab_size = runner.model.config.vocab_size
+        return Engine(
+            config=config,
+            tokenizer=load_tokenizer(path),
+            eos_token_ids=tuple(i for i in read_eos_token_ids(path) if i < vocab_size),
+            memory=memory,
+            scheduler=Scheduler(
+                memory, set_value(config.max_num_seqs), set_value(config.max_num_batched_tokens)
+            ),
+            runner=runner if group is None else Leader(runner, group),
+            generation_defaults=generation_defaults(path),
+            trace=Trace(memory.pool.num_blocks, memory.block_size) if trace else None,
+        )
+
+
+def build_rank(
+    config: EngineConfig, path: Path, group: ProcessGroup | None, *, progress: bool = True
+) -> tuple[EngineConfig, ModelRunner]:
+    """One rank's part of the engine, with the settings filled in: all that computes. Without a
+    group it is the whole model."""
     model_config = read_config(path)
     device = choose_device(config.device)
+    if group is not None:
+        device = group.use(device, config.distributed_timeout_seconds)
     dtype = choose_dtype(config.dtype, model_config.dtype, device)
     max_len = config.max_model_len or model_config.max_position
     backend_name = choose_backend(
         config.attention_backend, device, config.block_size, model_config.head_dim, dtype
     )
+    config = replace(config, attention_backend=backend_name)
     backend = load_backend(backend_name)
-    model = load_model(
-        path, model_config, dtype, device, max_len, ops=backend.ops, progress=progress
+    if group is None:
+        model = load_model(
+            path, model_config, dtype, device, max_len, ops=backend.ops, progress=progress
+        )
+        config = fill_in(config, path, backend.prepare(model))
+        return config, build_runner(model, backend, config)
+
+    backend = backend._replace(sample=choose_together(backend.sample, group))
+    model = load_shard(
+        path, model_config, group, dtype, device, max_len, ops=backend.ops, progress=progress
     )
     backend.prepare(model)
-    config = fill_in(replace(config, attention_backend=backend_name), path, model)
-
-    memory = build_memory(config)
-    return Engine(
-        config=config,
-        tokenizer=load_tokenizer(path),
-        eos_token_ids=tuple(i for i in read_eos_token_ids(path) if i < model_config.vocab_size),
-        memory=memory,
-        scheduler=Scheduler(
-            memory, set_value(config.max_num_seqs), set_value(config.max_num_batched_tokens)
-        ),
-        runner=build_runner(model, backend, config),
-        generation_defaults=generation_defaults(path),
-        trace=Trace(memory.pool.num_blocks, memory.block_size) if trace else None,
-    )
+    config = agree(fill_in(config, path, model, group.size), group)
+    return config, build_runner(model, backend, config)
 
 
 def build_runner(model: CausalLM, backend: Backend, config: EngineConfig) -> ModelRunner:

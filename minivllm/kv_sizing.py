@@ -26,9 +26,11 @@ from minivllm.kv_cache import (
 from minivllm.model import CausalLM
 
 
-def fill_in(config: EngineConfig, path: Path, model: CausalLM) -> EngineConfig:
+def fill_in(
+    config: EngineConfig, path: Path, model: CausalLM, num_sharing: int = 1
+) -> EngineConfig:
     """The settings with every None replaced by the value that is used, now that the weights
-    are loaded and the memory that is left is known."""
+    are loaded and the memory that is left is known; `num_sharing` ranks share a CPU's."""
     if config.attention_backend == "cpu" and config.enforce_eager is False:
         raise ValueError(
             "enforce_eager=False: the kernels of attention_backend='cpu' cannot be recorded; take"
@@ -46,7 +48,7 @@ def fill_in(config: EngineConfig, path: Path, model: CausalLM) -> EngineConfig:
         max_num_seqs=num_seqs,
         max_num_batched_tokens=num_tokens,
     )
-    num_blocks, max_len = size_kv_cache(config, model)
+    num_blocks, max_len = size_kv_cache(config, model, num_sharing)
     share = CPU_MEMORY_SHARE if is_cpu else GPU_MEMORY_SHARE
     return replace(
         config,
@@ -58,7 +60,9 @@ def fill_in(config: EngineConfig, path: Path, model: CausalLM) -> EngineConfig:
     )
 
 
-def size_kv_cache(config: EngineConfig, model: CausalLM) -> tuple[int, int]:
+def size_kv_cache(
+    config: EngineConfig, model: CausalLM, num_sharing: int = 1
+) -> tuple[int, int]:
     """Number of blocks, and the `max_model_len` (tokens) that goes with them."""
     weight, shape = next(model.parameters()), model.config
     block_bytes = kv_block_bytes(shape, config.block_size, weight.dtype)
@@ -66,7 +70,10 @@ def size_kv_cache(config: EngineConfig, model: CausalLM) -> tuple[int, int]:
     activations = activation_bytes(shape, num_tokens, num_seqs, weight.dtype)
     if weight.is_cuda:
         activations = max(activations, measure_activations(model, num_tokens, num_seqs))
-    budget = kv_budget(config.memory_utilization, weight.device) - activations
+    budget = kv_budget(config.memory_utilization, weight.device)
+    if not weight.is_cuda:
+        budget //= num_sharing
+    budget -= activations
     # More than this is never used: every row filled to the longest length.
     wanted_len = config.max_model_len or shape.max_position
     useful = num_seqs * blocks_for(wanted_len, config.block_size)

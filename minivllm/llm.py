@@ -251,7 +251,9 @@ class LLM:
     # -- the end --------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Give back model and KV cache. Closing twice is fine."""
+        """Give back model and KV cache, and end the workers. Closing twice is fine."""
+        if self._engine is not None:
+            self._engine.close()
         self._engine = None
         self._requests = None
 

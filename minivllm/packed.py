@@ -46,14 +46,15 @@ def pack(model: CausalLM) -> CausalLM:
     if kind is None:
         return model
     cpu_ops.warm_up()
-    for module in list(model.model.modules()):
+    for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, Linear):
                 setattr(module, name, kind(child.weight, child.bias))
     if kind is PackedLinear:
         fuse_layers(model)
-    # Called like the Linear that stands there in a model with a head of its own.
-    model.lm_head = kind(head.weight, None)  # type: ignore[assignment]
+    if model.lm_head is None:
+        # Called like the Linear that stands there in a model with a head of its own.
+        model.lm_head = kind(head.weight, None)  # type: ignore[assignment]
     return model
 
 
@@ -194,7 +195,8 @@ def fuse_layers(model: CausalLM) -> None:
     """Replace the decoder layers that `cpu_layers` can do, in place."""
     layers: Any = model.model.layers
     for index, layer in enumerate(layers):
-        plain = all(p.grid is not None and p.bias is None for p in products_of(layer))
+        products = products_of(layer)
+        plain = all(isinstance(p, PackedLinear) and p.grid and p.bias is None for p in products)
         if plain and layer.self_attn.q_norm is None:
             layers[index] = FusedLayer(layer)
 

@@ -7,7 +7,7 @@ Given (no notebook builds it).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,27 @@ from minivllm.model_config import ModelConfig
 # What a clone made without Git LFS has in the place of a large file.
 LFS_POINTER = b"version https://git-lfs"
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+class StoredTensor:
+    """A tensor in a file, of which only what is indexed is read: `stored[:]` is all of it."""
+
+    def __init__(self, file: Any, name: str) -> None:
+        self._slice = file.get_slice(name)
+        self.shape: tuple[int, ...] = tuple(self._slice.get_shape())
+
+    def __getitem__(self, index: Any) -> Tensor:
+        tensor: Tensor = self._slice[index]
+        return tensor
+
+
+# Name and value in the checkpoint -> what of it this model holds.
+Take = Callable[[str, StoredTensor], Tensor]
+
+
+def take_all(name: str, stored: StoredTensor) -> Tensor:
+    """The whole tensor."""
+    return stored[:]
 
 
 def read_config(path: str | Path) -> ModelConfig:
@@ -42,30 +63,37 @@ def load_model(
     max_len: int,
     *,
     ops: Ops = torch_ops,
+    take: Take = take_all,
     progress: bool = True,
 ) -> CausalLM:
     """A `CausalLM` of `dtype` on `device`, filled from the safetensors in the directory `path`.
 
-    `max_len` is the number of positions it can run, `ops` does its arithmetic, `progress` draws
-    a bar on stderr. Beside the model, memory holds about one tensor of the checkpoint at a time.
+    `max_len` is the number of positions it can run, `ops` does its arithmetic, `take` reads what
+    it needs of each tensor, `progress` draws a bar on stderr. Beside the model, memory holds
+    about one tensor of the checkpoint at a time.
     Raises ValueError, naming the tensors, if the checkpoint lacks one, has one too many, or
     has one of another shape than `config` says.
     """
     model = CausalLM(config, max_len, ops=ops, dtype=dtype, device=device)
-    load_weights(model, path, config, progress=progress)
+    load_weights(model, path, config, take=take, progress=progress)
     return model
 
 
 def load_weights(
-    model: nn.Module, path: str | Path, config: ModelConfig, *, progress: bool = True
+    model: nn.Module,
+    path: str | Path,
+    config: ModelConfig,
+    *,
+    take: Take = take_all,
+    progress: bool = True,
 ) -> None:
     """Copy every tensor of the checkpoint into its place in `model`; see `load_model`."""
     open_places = places(model, config)
     filled, unexpected = set(), []
     with tqdm(total=len(open_places), desc="weights", unit="", disable=not progress) as bar:
-        for name, tensor in read_tensors(checkpoint_files(path)):
+        for name, stored in read_tensors(checkpoint_files(path)):
             if name in open_places:
-                _copy(name, tensor, open_places.pop(name))
+                _copy(name, take(name, stored), open_places.pop(name))
                 filled.add(name)
                 bar.update()
             elif name in filled:
@@ -142,15 +170,15 @@ def _shard_names(index: Path) -> list[str]:
     return sorted(names)
 
 
-def read_tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
-    """Name and value of every tensor in `files`, each read when its turn comes.
+def read_tensors(files: list[Path]) -> Iterator[tuple[str, StoredTensor]]:
+    """Name and value of every tensor in `files`; a value is read when it is indexed.
 
     Raises ValueError for a file that is damaged or cut short.
     """
     for file in files:
         with _open(file) as tensors:
             for name in tensors.keys():  # noqa: SIM118 (a file handle, no dict)
-                yield name, tensors.get_tensor(name)
+                yield name, StoredTensor(tensors, name)
 
 
 def _open(file: Path) -> Any:

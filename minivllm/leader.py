@@ -1,0 +1,230 @@
+"""Leader and workers: one rank decides what a step computes, and all compute it.
+
+The leader has the requests, the scheduler and the sampler. Before each step it tells the workers
+what they cannot know: which chunks, the tokens of requests that are new to them, the blocks that
+the others have gained. Whether a request is in its prompt or decodes is part of the message; no
+worker works it out. Leaves out how a message travels (`process_group`). Notebook 09.
+
+Source: vLLM's `SchedulerOutput`, which carries whole requests once and changes afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+
+from minivllm.model_runner import ModelRunner, Pending
+from minivllm.process_group import ProcessGroup
+from minivllm.request import Chunk, Request, SamplingParams
+
+# -- what is said of a step -------------------------------------------------------------------
+
+
+@dataclass
+class StepMessage:
+    """All that a worker needs to know of one step. Requests go by numbers that the leader gives.
+
+    What a worker has been told once it keeps, until the request is `released`.
+    """
+
+    released: list[int]  # requests that hold no row any more
+    new_tokens: list[tuple[int, list[int]]]  # requests without a row so far, and all their tokens
+    new_blocks: list[tuple[int, list[int]]]  # what block tables have gained
+    # request, start, length, whether it samples, whether it decodes: see `request.Chunk`
+    chunks: list[tuple[int, int, int, bool, bool]]
+    is_plain: bool  # see `rows.StepPlan`
+
+    def encode(self) -> bytes:
+        """JSON: readable, and unlike a pickle nothing in it is ever run."""
+        return json.dumps(asdict(self), separators=(",", ":")).encode()
+
+    @classmethod
+    def decode(cls, message: bytes) -> StepMessage:
+        """The message that `encode` wrote."""
+        return cls(**json.loads(message))
+
+
+class Directory:
+    """What the leader's workers know: which requests, and how much of their block tables.
+
+    Invariant: `number_of` has exactly the requests that hold a row on the workers, once they have
+    heard the last message; `num_blocks[number]` is the length of the table they have.
+    """
+
+    def __init__(self) -> None:
+        self.number_of: dict[str, int] = {}
+        self.num_blocks: dict[int, int] = {}
+        self.released: list[int] = []
+        self.next_number = 0
+
+    def release(self, request: Request) -> None:
+        """The request holds no row any more; the workers hear of it with the next message."""
+        number = self.number_of.pop(request.request_id, None)
+        if number is not None:
+            del self.num_blocks[number]
+            self.released.append(number)
+
+    def describe(self, chunks: Sequence[Chunk], is_plain: bool) -> StepMessage:
+        """The message on a step of these chunks. From here on it counts as heard.
+
+        Example: request "a" (tokens [5, 6], block table [3]) is new and computes its prompt, "b",
+        number 4, decodes at position 16 and has gained block 7: new_tokens [(5, [5, 6])],
+        new_blocks [(5, [3]), (4, [7])], chunks [(5, 0, 2, True, False), (4, 16, 1, True, True)].
+        """
+        requests = [chunk.request for chunk in chunks]
+        message = StepMessage(
+            released=self.released,
+            new_tokens=[(self._introduce(r), r.token_ids) for r in requests if self._is_new(r)],
+            new_blocks=self._gained(requests),
+            chunks=[
+                (self.number_of[c.request.request_id], c.start, c.length, c.samples, c.is_decode)
+                for c in chunks
+            ],
+            is_plain=is_plain,
+        )
+        self.released = []
+        return message
+
+    def _is_new(self, request: Request) -> bool:
+        return request.request_id not in self.number_of
+
+    def _introduce(self, request: Request) -> int:
+        number, self.next_number = self.next_number, self.next_number + 1
+        self.number_of[request.request_id], self.num_blocks[number] = number, 0
+        return number
+
+    def _gained(self, requests: Sequence[Request]) -> list[tuple[int, list[int]]]:
+        gained = []
+        for request in requests:
+            number = self.number_of[request.request_id]
+            blocks = request.block_table[self.num_blocks[number] :]
+            if blocks:
+                gained.append((number, blocks))
+                self.num_blocks[number] = len(request.block_table)
+        return gained
+
+
+# -- the leader -------------------------------------------------------------------------------
+
+
+class Leader:
+    """The runner of rank 0: whatever it launches, the workers launch too."""
+
+    def __init__(self, runner: ModelRunner, group: ProcessGroup) -> None:
+        self.runner, self.group, self.directory = runner, group, Directory()
+
+    @property
+    def model(self) -> Any:
+        """The leader's shard; its config says what the whole model's vocabulary is."""
+        return self.runner.model
+
+    @torch.inference_mode()
+    def launch(self, chunks: Sequence[Chunk]) -> Pending:
+        """Start one step on all ranks; like `ModelRunner.launch`."""
+        # Broken off in between, the leader would leave the others waiting in a sum.
+        with uninterrupted():
+            plan = self.runner.plan(chunks)
+            with self.group.unbroken():
+                self.group.send(self.directory.describe(chunks, plan.is_plain).encode())
+                pending = self.runner.step(plan)
+        if pending.copied is not None:
+            pending.copied = Watched(pending.copied, self.group.check)  # type: ignore[assignment]
+        return pending
+
+    def release(self, request: Request) -> None:
+        """The request no longer runs: its row is free on all ranks."""
+        self.runner.release(request)
+        self.directory.release(request)
+
+    def close(self) -> None:
+        """Send the workers home."""
+        self.group.close()
+
+
+@dataclass
+class Watched:
+    """An event of the GPU that does not come if a worker is gone."""
+
+    event: torch.cuda.Event
+    check: Callable[[], None]  # raises if a worker is gone
+
+    def synchronize(self) -> None:
+        """Wait for it, and look after the workers meanwhile."""
+        while not self.event.query():
+            self.check()
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits until the end."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread is ever interrupted
+        return
+    came: list[tuple[int, FrameType | None]] = []
+    before = signal.signal(signal.SIGINT, lambda *arguments: came.append(arguments))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came and callable(before):
+            before(*came[-1])
+
+
+# -- a worker ---------------------------------------------------------------------------------
+
+
+class Follower:
+    """A worker: does what the messages say, with a runner of its own.
+
+    Invariant: `requests` has those that hold a row, as far as the leader has told of them.
+    """
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self.runner = runner
+        self.requests: dict[int, Request] = {}
+
+    def follow(self, receive: Callable[[], bytes]) -> None:
+        """Compute what comes, until an empty message comes."""
+        while message := receive():
+            self.compute(StepMessage.decode(message))
+
+    @torch.inference_mode()
+    def compute(self, message: StepMessage) -> None:
+        """Start one step of the message's chunks; does not wait for the device.
+
+        First the rows of the released requests are given back: new ones may need them.
+        """
+        self.hear(message)
+        chunks = [Chunk(self.requests[number], *rest) for number, *rest in message.chunks]
+        plan = self.runner.plan(chunks)
+        plan.is_plain = message.is_plain
+        self.runner.step(plan)
+
+    def hear(self, message: StepMessage) -> None:
+        """Bring `requests` up to date."""
+        for number in message.released:
+            self.runner.release(self.requests.pop(number))
+        for number, token_ids in message.new_tokens:
+            self.requests[number] = _known_by_number(number, token_ids)
+        for number, blocks in message.new_blocks:
+            self.requests[number].block_table += blocks
+
+
+def _known_by_number(number: int, token_ids: list[int]) -> Request:
+    """A request as a worker knows it: how to sample is the leader's business."""
+    return Request(
+        request_id=str(number),
+        token_ids=token_ids,
+        num_prompt_tokens=len(token_ids),
+        sampling_params=SamplingParams(),
+        max_num_tokens=len(token_ids),
+        seed=0,
+    )

@@ -1,0 +1,309 @@
+"""Tensor parallelism: a model cut into shards, one for each rank, that compute each step together.
+
+A product whose outputs are cut needs nobody else (column parallel); one whose inputs are cut gives
+a part of every sum, and the parts are added up over the ranks (row parallel). Attention and MLP are
+one of each: two sums a layer. Leaves out the processes (`process_group`, `workers`) and what is
+computed when (`leader`). Notebook 09.
+
+Tensor letters: T tokens, N requests, R ranks; H, K, D, V, I as in `model`, of the whole model.
+
+Source: Megatron-LM, Shoeybi et al. 2019, arXiv 1909.08053.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from minivllm.model import CausalLM, Embedding, Linear
+from minivllm.model_config import ModelConfig
+from minivllm.model_runner import Sample
+from minivllm.sampling_settings import SamplingRows
+from minivllm.weights import StoredTensor, Take, load_model
+
+
+class Group(Protocol):
+    """The ranks that compute together, as one of them sees it.
+
+    Every rank makes the same calls in the same order; each call waits for all. Filled by
+    `process_group.ProcessGroup`.
+    """
+
+    rank: int  # from 0, which is the leader
+    size: int
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum of all ranks' `x`, for each of them, in the memory of `x`."""
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """All ranks' `x [...]`, in the order of the ranks: `[R, ...]`, for each of them."""
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        """The leader's `x`, for each of them, in the memory of `x`."""
+
+
+# -- which part is whose ----------------------------------------------------------------------
+
+
+def share_of(total: int, rank: int, size: int) -> range:
+    """The numbers from 0 to `total` that belong to a rank, where `size` divides `total`.
+
+    Example: of 9 heads, rank 1 of 3 has 3, 4 and 5.
+    """
+    count = total // size
+    return range(rank * count, (rank + 1) * count)
+
+
+def kv_heads_of(num_kv_heads: int, rank: int, size: int) -> range:
+    """The key/value heads that a rank needs for its query heads.
+
+    With as many heads as ranks or more, each has its share. With fewer, several ranks hold the
+    same one: `size` is a multiple of their number then. Example: of 2 heads, ranks 0 and 1 of 4
+    hold head 0, ranks 2 and 3 head 1.
+    """
+    if num_kv_heads >= size:
+        return share_of(num_kv_heads, rank, size)
+    head = rank // (size // num_kv_heads)
+    return range(head, head + 1)
+
+
+def padded_vocab_size(vocab_size: int, size: int) -> int:
+    """The next multiple of `size`: as many rows every rank can have alike. 259, 3 -> 261."""
+    return -(-vocab_size // size) * size
+
+
+def fits(config: ModelConfig, size: int) -> bool:
+    """Whether the model can be cut for `size` ranks: query heads and MLP columns come out even,
+    and key/value heads as `kv_heads_of` wants them."""
+    heads = config.num_kv_heads
+    even = config.num_heads % size == 0 and config.intermediate_size % size == 0
+    return even and (heads % size == 0 or size % heads == 0)
+
+
+def require_fit(config: ModelConfig, size: int) -> None:
+    """Raise ValueError, with the numbers and the sizes that would work, unless `fits`."""
+    if fits(config, size):
+        return
+    sizes = [str(n) for n in range(1, config.num_heads + 1) if fits(config, n)]
+    raise ValueError(
+        f"tensor_parallel_size={size} does not divide this model: {config.num_heads} query heads,"
+        f" {config.num_kv_heads} key/value heads, {config.intermediate_size} columns in the MLP."
+        f" It can be {', '.join(sizes)}"
+    )
+
+
+def shard_config(config: ModelConfig, size: int) -> ModelConfig:
+    """The shape of one rank's shard: every size that is cut, cut. The vocabulary's is padded
+    first."""
+    return dataclasses.replace(
+        config,
+        num_heads=config.num_heads // size,
+        num_kv_heads=len(kv_heads_of(config.num_kv_heads, 0, size)),
+        intermediate_size=config.intermediate_size // size,
+        vocab_size=padded_vocab_size(config.vocab_size, size) // size,
+    )
+
+
+# -- the checkpoint ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Part:
+    """The entries `start` to `stop` of a tensor along one dimension, which has `whole` entries;
+    a `stop` beyond them stands for padding."""
+
+    dim: int  # 0: rows, 1: columns
+    start: int
+    stop: int
+    whole: int
+
+
+def part_of(name: str, config: ModelConfig, rank: int, size: int) -> Part | None:
+    """The part of the checkpoint's tensor `name` that a rank holds; None: all of it.
+
+    `config` is the whole model's. Rows are cut of the products that give heads, MLP columns or
+    tokens, with their biases; columns of the two that take them in (o_proj, down_proj), whose
+    biases every rank holds whole, like the norms.
+
+    Example, SmolLM2 (9 query and 3 key/value heads of 64), rank 1 of 3: of
+    "model.layers.0.self_attn.q_proj.weight" the rows 192-383, of "...k_proj.weight" 64-127, of
+    "...o_proj.weight" the columns 192-383.
+    """
+    module, kind = name.split(".")[-2:]
+    head_dim, width = config.head_dim, config.intermediate_size
+    query_heads = share_of(config.num_heads, rank, size)
+    kv_heads = kv_heads_of(config.num_kv_heads, rank, size)
+    padded = padded_vocab_size(config.vocab_size, size)
+    # module: the numbers that are this rank's, the entries for each, how many there are in all
+    cuts = {
+        ("q_proj", "o_proj"): (query_heads, head_dim, config.num_heads),
+        ("k_proj", "v_proj"): (kv_heads, head_dim, config.num_kv_heads),
+        ("gate_proj", "up_proj", "down_proj"): (share_of(width, rank, size), 1, width),
+        ("embed_tokens", "lm_head"): (share_of(padded, rank, size), 1, config.vocab_size),
+    }
+    is_row_parallel = module in ("o_proj", "down_proj")
+    for modules, (mine, entries, count) in cuts.items():
+        if module in modules and not (is_row_parallel and kind == "bias"):
+            start, stop = mine.start * entries, mine.stop * entries
+            return Part(int(is_row_parallel), start, stop, count * entries)
+    return None
+
+
+def cut(tensor: Tensor | StoredTensor, part: Part) -> Tensor:
+    """The entries of a part, zeros where it is padding. Of a `StoredTensor` only they are read.
+
+    Raises ValueError if the tensor is of another size.
+    """
+    if tensor.shape[part.dim] != part.whole:
+        raise ValueError(
+            f"dimension {part.dim} has {tensor.shape[part.dim]} entries, but config.json asks"
+            f" for {part.whole}"
+        )
+    # A rank whose tokens are all padding has none of the tensor.
+    entries = slice(min(part.start, part.whole), min(part.stop, part.whole))
+    piece = tensor[entries] if part.dim == 0 else tensor[:, entries]
+    missing = (part.stop - part.start) - piece.shape[part.dim]
+    return torch.cat((piece, piece.new_zeros(missing, *piece.shape[1:]))) if missing else piece
+
+
+def take_part(config: ModelConfig, rank: int, size: int) -> Take:
+    """For `weights.load_model`: a rank's part of every tensor, and no more, is read."""
+
+    def take(name: str, stored: StoredTensor) -> Tensor:
+        part = part_of(name, config, rank, size)
+        try:
+            return stored[:] if part is None else cut(stored, part)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}: the two are not of the same model") from error
+
+    return take
+
+
+# -- the layers -------------------------------------------------------------------------------
+
+
+class RowParallelLinear(nn.Module):
+    """`x [T, in / R] -> [T, out]`: each rank has some columns of the weight and the values that go
+    with them; the sum over the ranks is the whole product."""
+
+    def __init__(self, linear: Linear, group: Group) -> None:
+        super().__init__()
+        self.linear, self.group = linear, group
+        # Taken away from the product: with R ranks it would be added R times.
+        self.bias, linear.bias = linear.bias, None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """This rank's part of every sum, added up over the ranks; then the bias, once.
+
+        `self.linear(x)` is the part, `self.bias` `[out]` or None.
+        """
+        total = self.group.all_reduce(self.linear(x))
+        return total if self.bias is None else total + self.bias
+
+
+class VocabParallelEmbedding(nn.Module):
+    """`input_ids [T] -> [T, hidden]`: each rank has the rows of some tokens."""
+
+    def __init__(self, embedding: Embedding, group: Group) -> None:
+        super().__init__()
+        self.embedding, self.group = embedding, group
+        self.num_rows = len(embedding.weight)
+        self.start = group.rank * self.num_rows  # the first token that is this rank's
+
+    @property
+    def weight(self) -> Tensor:
+        """The rows `[V / R, hidden]` of this rank's tokens."""
+        return self.embedding.weight
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """The rows of this rank's tokens, zeros for all others, added up over the ranks.
+
+        `self.embedding` takes numbers from 0 to `self.num_rows`: token `self.start` is its row 0.
+        Nothing is read on the host: a graph replays this.
+        """
+        rows = input_ids - self.start
+        is_other = (rows < 0) | (rows >= self.num_rows)
+        # Any row will do for the tokens of others: it is not used.
+        x = self.embedding(rows.masked_fill(is_other, 0))
+        return self.group.all_reduce(x.masked_fill_(is_other.unsqueeze(1), 0))
+
+
+class VocabParallelHead(nn.Module):
+    """`hidden [N, hidden] -> logits [N, V]`: each rank computes those of its own tokens."""
+
+    def __init__(self, linear: Linear, vocab_size: int, group: Group) -> None:
+        super().__init__()
+        self.linear, self.vocab_size, self.group = linear, vocab_size, group
+
+    @property
+    def weight(self) -> Tensor:
+        """The rows `[V / R, hidden]` of this rank's tokens."""
+        return self.linear.weight
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """All ranks' logits side by side, without those of the padding.
+
+        `self.linear(hidden)` gives this rank's, `[N, padded V / R]`.
+        """
+        parts = self.group.all_gather(self.linear(hidden))  # [R, N, padded V / R]
+        return parts.transpose(0, 1).flatten(1)[:, : self.vocab_size]
+
+
+def load_shard(
+    path: str | Path, config: ModelConfig, group: Group, *arguments: Any, **options: Any
+) -> CausalLM:
+    """A rank's shard of the model in the directory `path`, ready to run: `weights.load_model` with
+    its further arguments, of which no more than this rank's part is ever in memory."""
+    take = take_part(config, group.rank, group.size)
+    shape = shard_config(config, group.size)
+    return parallelize(
+        load_model(path, shape, *arguments, take=take, **options), config.vocab_size, group
+    )
+
+
+def parallelize(model: CausalLM, vocab_size: int, group: Group) -> CausalLM:
+    """Make a model of the shape `shard_config`, filled with a rank's parts, compute what the whole
+    one does: in place, layer by layer. Returns the model."""
+    layers: Any = model.model.layers
+    for layer in layers:
+        layer.self_attn.o_proj = RowParallelLinear(layer.self_attn.o_proj, group)
+        layer.mlp.down_proj = RowParallelLinear(layer.mlp.down_proj, group)
+    embedding: Any = model.model.embed_tokens
+    # Called like the modules that stand there otherwise.
+    head: Any = VocabParallelHead(model.lm_head or tied_head(embedding), vocab_size, group)
+    model.model.embed_tokens, model.lm_head = VocabParallelEmbedding(embedding, group), head  # type: ignore[assignment]
+    # Heads and columns are this rank's; the logits, and who chooses among them, know all tokens.
+    model.config = dataclasses.replace(model.config, vocab_size=vocab_size)
+    return model
+
+
+def tied_head(embedding: Embedding) -> Linear:
+    """The product that turns hidden states into logits with the embedding's own rows."""
+    num_rows, hidden_size = embedding.weight.shape
+    with torch.device("meta"):  # no memory: the weight is there already
+        head = Linear(hidden_size, num_rows, False, embedding.ops)
+    head.weight = embedding.weight
+    return head
+
+
+# -- one choice -------------------------------------------------------------------------------
+
+
+def choose_together(sample: Sample, group: Group) -> Sample:
+    """A sampler whose tokens all ranks get from the leader.
+
+    Sums that are rounded differently, or another generator, would make ranks that choose for
+    themselves disagree, and then each goes on with a text of its own.
+    """
+
+    def sample_once(logits: Tensor, settings: SamplingRows, positions: Tensor) -> Tensor:
+        if group.rank == 0:
+            return group.broadcast(sample(logits, settings, positions))
+        return group.broadcast(torch.empty_like(positions))
+
+    return sample_once
