@@ -17,7 +17,13 @@ if TYPE_CHECKING:
     from minivllm.llm import LLM
     from minivllm.request import SamplingParams
 
-ENGINE_SETTINGS = ("dtype", "device", "max_model_len", "max_num_batched_tokens")
+ENGINE_SETTINGS = (
+    "dtype",
+    "device",
+    "max_model_len",
+    "max_num_batched_tokens",
+    "tensor_parallel_size",
+)
 SAMPLING_SETTINGS = (
     "temperature",
     "top_p",
@@ -94,6 +100,13 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         type=positive,
         metavar="TOKENS",
         help="computed in one step, at most (default: by device)",
+    )
+    group.add_argument(
+        "--tensor-parallel-size",
+        type=positive,
+        metavar="RANKS",
+        help="processes that share the model, each on a GPU of its own (default: 1); for several"
+        " machines: torchrun --nnodes ... -m minivllm ...",
     )
 
 

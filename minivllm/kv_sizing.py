@@ -60,9 +60,7 @@ def fill_in(
     )
 
 
-def size_kv_cache(
-    config: EngineConfig, model: CausalLM, num_sharing: int = 1
-) -> tuple[int, int]:
+def size_kv_cache(config: EngineConfig, model: CausalLM, num_sharing: int = 1) -> tuple[int, int]:
     """Number of blocks, and the `max_model_len` (tokens) that goes with them."""
     weight, shape = next(model.parameters()), model.config
     block_bytes = kv_block_bytes(shape, config.block_size, weight.dtype)

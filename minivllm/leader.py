@@ -203,7 +203,10 @@ class Follower:
         First the rows of the released requests are given back: new ones may need them.
         """
         self.hear(message)
-        chunks = [Chunk(self.requests[number], *rest) for number, *rest in message.chunks]
+        chunks = [
+            Chunk(self.requests[number], start, length, samples, is_decode)
+            for number, start, length, samples, is_decode in message.chunks
+        ]
         plan = self.runner.plan(chunks)
         plan.is_plain = message.is_plain
         self.runner.step(plan)

@@ -67,10 +67,11 @@ class ProcessGroup:
     def _gloo(self, store: Any) -> Any:
         if not self.local:
             return dist.ProcessGroupGloo(store, self.rank, self.size, self.timeout)
-        options = dist.ProcessGroupGloo._Options()
+        gloo: Any = dist.ProcessGroupGloo
+        options = gloo._Options()
         options._timeout = self.timeout
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
-        return dist.ProcessGroupGloo(store, self.rank, self.size, options)
+        options._devices = [gloo.create_device(hostname=LOOPBACK)]
+        return gloo(store, self.rank, self.size, options)
 
     def _nccl(self, store: Any, device: torch.device) -> Any:
         if self.local:

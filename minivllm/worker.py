@@ -21,7 +21,7 @@ from minivllm.config import EngineConfig
 from minivllm.engine import build_rank
 from minivllm.hub import resolve_model
 from minivllm.leader import Follower
-from minivllm.process_group import ProcessGroup
+from minivllm.process_group import GroupError, ProcessGroup
 from minivllm.workers import torchrun_group
 
 
@@ -38,7 +38,8 @@ def main(arguments: list[str]) -> int:
         store.set(f"worker {rank}", "here")
         work(ProcessGroup(store, int(rank), int(size), local=True))
     except Exception as error:
-        traceback.print_exc()
+        if not isinstance(error, GroupError):  # that one is not the cause, but somebody else
+            traceback.print_exc()
         print(f"{type(error).__name__}: {error}", file=last_words, flush=True)
         return 1
     return 0
@@ -68,7 +69,7 @@ def take_stdout() -> TextIO:
 
 
 def end_with_leader() -> None:
-    """End at once when the leader's end of standard input is closed, even in the middle of a sum."""
+    """End at once when the leader closes its end of standard input, even in the middle of a sum."""
 
     def wait() -> None:
         sys.stdin.read()

@@ -180,17 +180,19 @@ class Team(ProcessGroup):
         deadline = time.monotonic() + REPORT_WAIT
         while not any(worker.has_ended for worker in self.workers) and time.monotonic() < deadline:
             time.sleep(POLL)
-        ended = {worker.rank: worker.last_words() for worker in self.workers if worker.has_ended}
+        reports = {worker.rank: worker.last_words() for worker in self.workers if worker.has_ended}
+        silent = [str(worker.rank) for worker in self.workers if not worker.has_ended]
         _end_all(self.workers, self.folder, grace=0)
-        if not ended:
+        # Those that only lost the others, or gave up waiting, are not the cause.
+        causes = [rank for rank in reports if GroupError.__name__ not in reports[rank]]
+        if silent and not causes:
             return GroupError(
-                f"the workers did not answer within {self.timeout.total_seconds():g} s, and were"
-                " ended; make a new LLM. If a step can take so long, raise"
-                f" distributed_timeout_seconds ({error})"
+                f"worker {' and '.join(silent)} of {self.size} did not answer within"
+                f" {self.timeout.total_seconds():g} s, and was ended; make a new LLM. If a step can"
+                f" take so long, raise distributed_timeout_seconds ({error})"
             )
-        # Those that only lost the others are not the cause.
-        rank = min(ended, key=lambda rank: GroupError.__name__ in ended[rank])
-        return GroupError(f"worker {rank} of {self.size} ended: {ended[rank]}; make a new LLM")
+        rank = min(causes or reports)
+        return GroupError(f"worker {rank} of {self.size} ended: {reports[rank]}; make a new LLM")
 
     def check(self) -> None:
         """Raise if a worker is gone."""

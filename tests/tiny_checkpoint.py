@@ -62,12 +62,37 @@ def _tensors(config):
             name + "mlp.up_proj.weight": (width, hidden),
             name + "mlp.down_proj.weight": (hidden, width),
         }
+    tensors |= _extra_shapes(config, {name: shape[0] for name, shape in tensors.items()})
     made = {n: torch.randn(shape, generator=generator) * 0.3 for n, shape in tensors.items()}
     for layer in range(config["num_hidden_layers"]):
         for norm in ("input_layernorm", "post_attention_layernorm"):
             made[f"model.layers.{layer}.{norm}.weight"] = torch.ones(hidden)
     made["model.norm.weight"] = torch.ones(hidden)
     return made
+
+
+def _extra_shapes(config, num_rows):
+    """What some architectures have besides: biases, norms of the heads, a head of its own."""
+    architecture = config["architectures"][0]
+    attention_bias = config.get("attention_bias", architecture == "Qwen2ForCausalLM")
+    biased = ("q_proj", "k_proj", "v_proj") if attention_bias else ()
+    if attention_bias and architecture != "Qwen2ForCausalLM":
+        biased += ("o_proj",)
+    if config.get("mlp_bias"):
+        biased += ("gate_proj", "up_proj", "down_proj")
+    found = {
+        name.replace("weight", "bias"): (rows,)
+        for name, rows in num_rows.items()
+        if name.split(".")[-2] in biased
+    }
+    if architecture == "Qwen3ForCausalLM":
+        head_dim = (config["hidden_size"] // config["num_attention_heads"],)
+        for layer in range(config["num_hidden_layers"]):
+            for norm in ("q_norm", "k_norm"):
+                found[f"model.layers.{layer}.self_attn.{norm}.weight"] = head_dim
+    if not config["tie_word_embeddings"]:
+        found["lm_head.weight"] = (config["vocab_size"], config["hidden_size"])
+    return found
 
 
 def _tokenizer():
