@@ -2,11 +2,12 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import torch
 import torch.distributed as dist
 
-from minivllm.process_group import ProcessGroup
+from minivllm.process_group import GroupError, ProcessGroup
 from minivllm.worker import work
 
 CPU = torch.device("cpu")
@@ -38,7 +39,8 @@ class ThreadTeam(ProcessGroup):
         super().__init__(store, 0, size, local=True)
 
     def _work(self, store, rank, size):
-        work(ProcessGroup(store, rank, size, local=True))
+        with suppress(GroupError):  # if the leader breaks off
+            work(ProcessGroup(store, rank, size, local=True))
 
     def close(self):
         super().close()
