@@ -71,6 +71,8 @@ TABLE: list[tuple[str, int, int | None]] = [
     ("timeline", 3, None),
     ("figures", 3, None),
     ("kv_sizing", 3, None),
+    ("parts", 3, None),
+    ("flight", 3, None),
     ("engine", 3, 11),
     ("prompts", 3, None),
     ("text_stream", 3, None),
