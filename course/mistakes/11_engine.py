@@ -93,7 +93,9 @@ def launch(self) -> bool:
 
 
 # rule 2
-@mistake("engine.Engine.read", "is the step still among the flights, so that it can be rolled back?")
+@mistake(
+    "engine.Engine.read", "is the step still among the flights, so that it can be rolled back?"
+)
 def read(self) -> list[Request]:
     ended: list[Request] = []
     if self.flights:
@@ -300,7 +302,9 @@ def build_engine(config: EngineConfig, *, trace: bool = False, progress: bool = 
 
 
 # rule 8
-@mistake("engine.build_engine", "is the config that you keep the one that `load_parts` has filled in?")
+@mistake(
+    "engine.build_engine", "is the config that you keep the one that `load_parts` has filled in?"
+)
 def build_engine(config: EngineConfig, *, trace: bool = False, progress: bool = True) -> Engine:
     parts = load_parts(config, progress)
     memory = build_memory(parts.config)
