@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from course import exercises as ex
-from course import sandbox
+from course import forks, sandbox
 
 SIGN = "racer: "  # begins the lines that are for us: libraries print, too
 READY_LIMIT = 240  # seconds
@@ -87,7 +87,7 @@ def race(
 @contextmanager
 def _racer(engine: str, folder: Path, setup: Mapping[str, Any]) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "course.race", json.dumps([engine, dict(setup)])],
+        forks.command("-m", "course.race", json.dumps([engine, dict(setup)])),
         cwd=folder,
         env=sandbox.environment(folder),
         stdin=subprocess.PIPE,
