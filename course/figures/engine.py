@@ -154,7 +154,7 @@ def rates(points: Sequence[Mapping[str, float]], capacity: float) -> Picture:
                     markeredgecolor=INK, markersize=5, label=text)  # fmt: skip
         ax.axvline(capacity, color=INK, linestyle=":", linewidth=1.2)
         label(ax, title, "requests per second", unit)
-        ax.set_ylim(0, max(p[name] for p in points for name in names) * 1.2)
+        ax.set_ylim(0, max(p[name] for p in points for name in names) * 1.45)
         ax.set_xlim(0, max(*x, capacity) * 1.1)
         ax.grid(color=GRID, linewidth=0.6)
         if len(names) > 1:
@@ -179,7 +179,9 @@ def memory(trace: Trace) -> Picture:
     """The KV blocks over the seconds of a run: in use, cached, free; and who waits."""
     figure, (ax, below) = new_axes(3.6, 2, sharex=True, gridspec_kw={"height_ratios": [3, 1]})
     used = [num_blocks_in_use(step) for step in trace.steps]
-    cached = [len(step.cached_blocks) for step in trace.steps]
+    # Who ended with a step owned blocks in it, and left them in the cache.
+    owned = [set().union(*step.block_tables.values()) for step in trace.steps]
+    cached = [len(step.cached_blocks - own) for step, own in zip(trace.steps, owned, strict=True)]
     waiting = [step.num_waiting for step in trace.steps]
     edges = [trace.steps[0].start, *(step.end for step in trace.steps)]
     top = [a + b for a, b in zip(used, cached, strict=True)]
