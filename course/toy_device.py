@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from minivllm.block_manager import BlockManager
 from minivllm.config import EngineConfig
-from minivllm.engine import Engine
 from minivllm.request import Chunk, Request, SamplingParams
-from minivllm.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from minivllm.engine import Engine
 
 HOST_MS = 1.0  # to launch a step; as much again to read it
 DEVICE_MS = 3.0
@@ -71,33 +71,19 @@ class ToyDevice:
         self.now += HOST_MS
 
 
-class WatchedMemory(BlockManager):
-    """Notes in the device's log from when to when each request owns blocks."""
-
-    def __init__(self, num_blocks: int, device: ToyDevice) -> None:
-        super().__init__(num_blocks, BLOCK_SIZE)
-        self.device, self.since = device, dict[str, float]()
-
-    def allocate(self, request: Request, num_tokens: int, keep_watermark: bool = False) -> bool:
-        """As always; the first time counts."""
-        self.since.setdefault(request.request_id, self.device.now)
-        return super().allocate(request, num_tokens, keep_watermark)
-
-    def free(self, request: Request) -> None:
-        """As always."""
-        if request.block_table:
-            name, now = request.request_id, self.device.now
-            self.device.log.append(Work(f"blocks of {name}", "owned", 0, self.since[name], now))
-        super().free(request)
-
-
 def toy_engine(answers: Mapping[str, Sequence[int]], num_blocks: int = 16) -> Engine:
     """An engine on the toy device, with a request of 2 prompt tokens for each answer waiting.
 
     An answer that ends with 0 ends by that stop token; any other by its length.
     """
+    # Here, not above: a build cell imports them afresh, and the toy must run the newest.
+    from minivllm.block_manager import BlockManager
+    from minivllm.engine import Engine
+    from minivllm.scheduler import Scheduler
+
     device = ToyDevice(answers)
-    memory = WatchedMemory(num_blocks, device)
+    memory = BlockManager(num_blocks, BLOCK_SIZE)
+    watch(memory, device)
     scheduler = Scheduler(memory, max_num_seqs=len(answers), max_num_batched_tokens=64)
     for name, tokens in answers.items():
         most = len(tokens) if tokens[-1] != STOP else 99
@@ -106,3 +92,20 @@ def toy_engine(answers: Mapping[str, Sequence[int]], num_blocks: int = 16) -> En
         )
     runner: Any = device
     return Engine(EngineConfig(), None, (STOP,), memory, scheduler, runner)
+
+
+def watch(memory: Any, device: ToyDevice) -> None:
+    """Have it noted in the device's log from when to when each request owns blocks."""
+    allocate, free, since = memory.allocate, memory.free, dict[str, float]()
+
+    def watched_allocate(request: Request, *arguments: Any) -> Any:
+        since.setdefault(request.request_id, device.now)
+        return allocate(request, *arguments)
+
+    def watched_free(request: Request) -> None:
+        name = request.request_id
+        if request.block_table:
+            device.log.append(Work(f"blocks of {name}", "owned", 0, since[name], device.now))
+        free(request)
+
+    memory.allocate, memory.free = watched_allocate, watched_free
