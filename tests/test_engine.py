@@ -293,7 +293,20 @@ def test_a_step_is_entered_into_the_trace():
 # -- the two loops --
 
 
-@pytest.mark.exercise("engine.Engine.step", "engine.Engine.run")
+@pytest.mark.exercise("engine.Engine.step")
+def test_a_step_is_launched_and_read():
+    """Nothing is left in flight, so the next one begins with everything known."""
+    engine, events = make_engine(), []
+    spy_on(engine, events)
+    (request,) = add(engine, [1, 2], max_tokens=2)
+    ended = [engine.step(), engine.step()]
+    assert events == [("launch", 0), ("wait", 0), ("launch", 1), ("wait", 1)], (
+        "two tokens, two steps: is each launched once and read before the next?"
+    )
+    assert ended == [[], [request]], "the second token is its last: is the request returned?"
+
+
+@pytest.mark.exercise("engine.Engine.run")
 def test_serial_loop_reads_each_step_before_the_next():
     """launch 0, wait 0, launch 1, wait 1 ..."""
     engine, events = make_engine(), []
@@ -374,7 +387,25 @@ def test_what_is_in_flight_is_read_although_nobody_waits_or_runs():
     )
 
 
-@pytest.mark.exercise("engine.Engine.step_overlapped", "engine.Engine.run_overlapped")
+@pytest.mark.exercise("engine.Engine.step_overlapped")
+def test_the_next_step_is_launched_before_the_last_one_is_read():
+    """Launch 0; launch 1, read 0; launch 2, read 1; read 2."""
+    engine, events = make_engine(), []
+    spy_on(engine, events)
+    (request,) = add(engine, [1, 2], max_tokens=3)
+    ended = [engine.step_overlapped() for _ in range(3)]
+    assert events[:3] == [("launch", 0), ("launch", 1), ("wait", 0)], (
+        "the device must not wait for the host: is step 1 launched before step 0 is read?"
+    )
+    assert ended == [[], [], []], "three calls have read two tokens of three: who has ended?"
+    ended = engine.step_overlapped()
+    assert events[3:] == [("launch", 2), ("wait", 1), ("wait", 2)], (
+        "there is no step 3 to launch: is step 2 read all the same?"
+    )
+    assert ended == [request], "its last token has been read: is it returned?"
+
+
+@pytest.mark.exercise("engine.Engine.run_overlapped")
 def test_overlapped_loop_launches_a_step_before_the_last_one_is_read():
     """The same lines in another order, and every step is read in the end."""
     engine, events = make_engine(), []
