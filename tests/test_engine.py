@@ -109,8 +109,7 @@ def test_a_step_is_noted_before_it_is_launched():
     with pytest.raises(KeyboardInterrupt):
         engine.launch()
     assert len(engine.flights) == 1, (
-        "the launch broke off: is the step noted in `flights` by then, so that it can be rolled"
-        " back?"
+        "the launch broke off: is the step noted in `flights` by then, so that it can be undone?"
     )
 
 
@@ -216,7 +215,7 @@ def test_a_step_leaves_the_flights_when_its_tokens_are_there():
     with pytest.raises(KeyboardInterrupt):
         engine.read()
     assert len(engine.flights) == 1, (
-        "the wait broke off: is the step still among the flights, so that it can be rolled back?"
+        "the wait broke off: is the step still among the flights, so that it can be undone?"
     )
 
 
@@ -397,7 +396,9 @@ def test_the_next_step_is_launched_before_the_last_one_is_read():
     assert events[:3] == [("launch", 0), ("launch", 1), ("wait", 0)], (
         "the device must not wait for the host: is step 1 launched before step 0 is read?"
     )
-    assert ended == [[], [], []], "three calls have read two tokens of three: who has ended?"
+    assert ended == [[], [], []], (
+        "three calls have read two of three tokens, and nobody has ended: do they return []?"
+    )
     ended = engine.step_overlapped()
     assert events[3:] == [("launch", 2), ("wait", 1), ("wait", 2)], (
         "there is no step 3 to launch: is step 2 read all the same?"

@@ -8,7 +8,10 @@ stands the rule of the lesson that the answer breaks.
 
 
 # rule 1
-@mistake("engine.Engine.launch", "no chunk, nothing in flight: who says that nothing can be done")
+@mistake(
+    "engine.Engine.launch",
+    "no chunk, nothing in flight: who says that nothing can be done (`_demand_progress`)?",
+)
 def launch(self) -> bool:
     started = time.perf_counter()
     output = self.scheduler.schedule()
@@ -23,7 +26,10 @@ def launch(self) -> bool:
 
 
 # rule 2
-@mistake("engine.Engine.launch", "is the step noted in `flights` by then")
+@mistake(
+    "engine.Engine.launch",
+    "the launch broke off: is the step noted in `flights` by then, so that it can be undone?",
+)
 def launch(self) -> bool:
     started = time.perf_counter()
     output = self.scheduler.schedule()
@@ -39,7 +45,7 @@ def launch(self) -> bool:
 
 
 # rule 3
-@mistake("engine.Engine.launch", "launching must not wait for the device")
+@mistake("engine.Engine.launch", "launching must not wait for the device: does yours?")
 def launch(self) -> bool:
     started = time.perf_counter()
     output = self.scheduler.schedule()
@@ -56,7 +62,10 @@ def launch(self) -> bool:
 
 
 # rule 4
-@mistake("engine.Engine.launch", "does the preempted request still hold its row?")
+@mistake(
+    "engine.Engine.launch",
+    "it waits to be computed again: does the preempted request still hold its row?",
+)
 def launch(self) -> bool:
     started = time.perf_counter()
     output = self.scheduler.schedule()
@@ -72,7 +81,10 @@ def launch(self) -> bool:
 
 
 # rule 5: the blocks are being written, so why not say so
-@mistake("engine.Engine.launch", "are its blocks made known to others already?")
+@mistake(
+    "engine.Engine.launch",
+    "the step has only been asked for: are its blocks made known to others already?",
+)
 def launch(self) -> bool:
     started = time.perf_counter()
     output = self.scheduler.schedule()
@@ -94,7 +106,8 @@ def launch(self) -> bool:
 
 # rule 2
 @mistake(
-    "engine.Engine.read", "is the step still among the flights, so that it can be rolled back?"
+    "engine.Engine.read",
+    "the wait broke off: is the step still among the flights, so that it can be undone?",
 )
 def read(self) -> list[Request]:
     ended: list[Request] = []
@@ -110,7 +123,7 @@ def read(self) -> list[Request]:
 
 
 # rule 3
-@mistake("engine.Engine.read", "do you wait for the older one")
+@mistake("engine.Engine.read", "steps 0 and 1 are in flight: do you wait for the older one?")
 def read(self) -> list[Request]:
     ended: list[Request] = []
     if self.flights:
@@ -127,7 +140,10 @@ def read(self) -> list[Request]:
 
 
 # rule 4
-@mistake("engine.Engine.read", "do you free them yourself?")
+@mistake(
+    "engine.Engine.read",
+    "a step in flight still writes to those blocks: do you free them yourself?",
+)
 def read(self) -> list[Request]:
     ended: list[Request] = []
     if self.flights:
@@ -144,7 +160,9 @@ def read(self) -> list[Request]:
 
 
 # rule 4
-@mistake("engine.Engine.read", "do you release the runner's?")
+@mistake(
+    "engine.Engine.read", "it has ended, and the next request wants its row: do you release it?"
+)
 def read(self) -> list[Request]:
     ended: list[Request] = []
     if self.flights:
@@ -159,7 +177,10 @@ def read(self) -> list[Request]:
 
 
 # rule 5
-@mistake("engine.Engine.read", "is its time noted after the scheduler has taken it in?")
+@mistake(
+    "engine.Engine.read",
+    "one token has been read: is its time noted after the scheduler has taken it in?",
+)
 def read(self) -> list[Request]:
     ended: list[Request] = []
     if self.flights:
@@ -176,7 +197,10 @@ def read(self) -> list[Request]:
 
 
 # rule 6: nothing but the step that was read
-@mistake("engine.Engine.read", "it failed, and nobody else will say so")
+@mistake(
+    "engine.Engine.read",
+    "it failed, and nobody else will say so: is it returned, also without a step to read?",
+)
 def read(self) -> list[Request]:
     if not self.flights:
         return []
@@ -196,14 +220,19 @@ def read(self) -> list[Request]:
 
 
 # rule 2
-@mistake("engine.Engine.step", "does everything happen inside `_rolled_back_on_error`?")
+@mistake(
+    "engine.Engine.step",
+    "Ctrl-C came in the middle: does everything happen inside `_rolled_back_on_error`?",
+)
 def step(self) -> list[Request]:
     self.launch()
     return self.read()
 
 
 # rule 6
-@mistake("engine.Engine.step", "do you read all the same?")
+@mistake(
+    "engine.Engine.step", "somebody failed, and nothing was launched: do you read all the same?"
+)
 def step(self) -> list[Request]:
     with self._rolled_back_on_error():
         return self.read() if self.launch() else []
@@ -213,14 +242,20 @@ def step(self) -> list[Request]:
 
 
 # rule 6
-@mistake("engine.Engine.run", "does the loop go on until it is read?")
+@mistake(
+    "engine.Engine.run",
+    "the queues are empty, a step is in flight: does the loop go on until it is read?",
+)
 def run(self) -> Iterator[Request]:
     while self.scheduler.has_unfinished_requests:
         yield from self.step()
 
 
 # rule 6
-@mistake("engine.Engine.run", "does its reader wait until the long one has ended, too?")
+@mistake(
+    "engine.Engine.run",
+    "the short answer is there: does its reader wait until the long one has ended?",
+)
 def run(self) -> Iterator[Request]:
     ended: list[Request] = []
     while self.has_unfinished_requests:
@@ -232,7 +267,10 @@ def run(self) -> Iterator[Request]:
 
 
 # rule 7: the serial order, one call later
-@mistake("engine.Engine.step_overlapped", "is step 1 launched before step 0 is read?")
+@mistake(
+    "engine.Engine.step_overlapped",
+    "the device must not wait for the host: is step 1 launched before step 0 is read?",
+)
 def step_overlapped(self) -> list[Request]:
     with self._rolled_back_on_error():
         ended = self.read() if self.flights else []
@@ -242,39 +280,44 @@ def step_overlapped(self) -> list[Request]:
 
 
 # rule 7: as full as it gets
-@mistake("engine.Engine.step_overlapped", "is one flight left after each call")
+@mistake(
+    "engine.Engine.step_overlapped",
+    "is one flight left after each call, or do you launch as long as there is something?",
+)
 def step_overlapped(self) -> list[Request]:
     with self._rolled_back_on_error():
         return [] if self.launch() else self.read()
 
 
 # rule 7
-@mistake("engine.Engine.step_overlapped", "is step 2 read all the same?")
+@mistake(
+    "engine.Engine.step_overlapped",
+    "there is nothing more to launch: is the last step read all the same?",
+)
 def step_overlapped(self) -> list[Request]:
     with self._rolled_back_on_error():
         self.launch()
         return self.read() if len(self.flights) > 1 else []
 
 
-# rule 2
-@mistake("engine.Engine.step_overlapped", "does everything happen inside `_rolled_back_on_error`?")
-def step_overlapped(self) -> list[Request]:
-    was_launched = self.launch()
-    return [] if was_launched and len(self.flights) == 1 else self.read()
-
-
 # -- engine.Engine.run_overlapped --
 
 
 # rule 6
-@mistake("engine.Engine.run_overlapped", "does the loop end without reading it?")
+@mistake(
+    "engine.Engine.run_overlapped",
+    "a step is still in flight: does the loop end without reading it?",
+)
 def run_overlapped(self) -> Iterator[Request]:
     while self.scheduler.has_unfinished_requests:
         yield from self.step_overlapped()
 
 
 # rule 7
-@mistake("engine.Engine.run_overlapped", "is step 1 launched before step 0 is read?")
+@mistake(
+    "engine.Engine.run_overlapped",
+    "the device must not wait for the host: is step 1 launched before step 0 is read?",
+)
 def run_overlapped(self) -> Iterator[Request]:
     while self.has_unfinished_requests:
         yield from self.step()
@@ -284,7 +327,10 @@ def run_overlapped(self) -> Iterator[Request]:
 
 
 # rule 8
-@mistake("engine.build_engine", "the engine looks at another: why two?")
+@mistake(
+    "engine.build_engine",
+    "the scheduler allocates in one memory, the engine looks at another: why two?",
+)
 def build_engine(config: EngineConfig, *, trace: bool = False, progress: bool = True) -> Engine:
     path, config, model, backend = load_parts(config, progress)
     seqs, tokens = set_value(config.max_num_seqs), set_value(config.max_num_batched_tokens)
@@ -322,7 +368,10 @@ def build_engine(config: EngineConfig, *, trace: bool = False, progress: bool = 
 
 
 # rule 8
-@mistake("engine.build_engine", "which of the two does the scheduler take first?")
+@mistake(
+    "engine.build_engine",
+    "2 requests, 16 tokens a step: which of the two does the scheduler take first?",
+)
 def build_engine(config: EngineConfig, *, trace: bool = False, progress: bool = True) -> Engine:
     path, config, model, backend = load_parts(config, progress)
     memory = build_memory(config)
@@ -333,6 +382,24 @@ def build_engine(config: EngineConfig, *, trace: bool = False, progress: bool = 
         eos_token_ids=eos_token_ids_of(path, model.config.vocab_size),
         memory=memory,
         scheduler=Scheduler(memory, tokens, seqs),
+        runner=build_runner(model, backend, config),
+        generation_defaults=generation_defaults(path),
+        trace=Trace(memory.pool.num_blocks, memory.block_size) if trace else None,
+    )
+
+
+# rule 8: the config as it came in
+@mistake("engine.build_engine", "a setting is None: is every part made from `load_parts`' config?")
+def build_engine(config: EngineConfig, *, trace: bool = False, progress: bool = True) -> Engine:
+    path, filled_in, model, backend = load_parts(config, progress)
+    memory = build_memory(config)
+    seqs, tokens = set_value(config.max_num_seqs), set_value(config.max_num_batched_tokens)
+    return Engine(
+        config=filled_in,
+        tokenizer=load_tokenizer(path),
+        eos_token_ids=eos_token_ids_of(path, model.config.vocab_size),
+        memory=memory,
+        scheduler=Scheduler(memory, seqs, tokens),
         runner=build_runner(model, backend, config),
         generation_defaults=generation_defaults(path),
         trace=Trace(memory.pool.num_blocks, memory.block_size) if trace else None,
