@@ -49,7 +49,7 @@ def _one_rank(monkeypatch):
     def assemble(config, path):
         return ProcessGroup(dist.HashStore(), 0, 1, local=True)
 
-    monkeypatch.setattr("minivllm.engine.assemble", assemble)
+    monkeypatch.setattr("minivllm.parts.assemble", assemble)
 
 
 @pytest.mark.usefixtures("_one_rank")
