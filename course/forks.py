@@ -199,6 +199,8 @@ def _become(job: dict[str, Any], streams: list[int]) -> NoReturn:
     os.chdir(job["cwd"])
     os.environ.clear()
     os.environ.update(job["environment"])
+    # A server started in the background of a script ignores it, and its client passes it on.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if "numba" in sys.modules:  # it read the server's number of threads
         sys.modules["numba"].config.reload_config()
     first = [] if os.environ.get("PYTHONSAFEPATH") else [job["cwd"]]
