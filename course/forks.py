@@ -146,6 +146,16 @@ def _warm_up(names: list[str]) -> None:
     if "pytest" in names:
         for name in sys.modules["_pytest.config"].default_plugins:  # else imported in each run
             importlib.import_module(f"_pytest.{name}")
+    if "numba" in names:
+        _prepare_numba()
+
+
+def _prepare_numba() -> None:
+    """Have numba know its own functions, for which it takes a second at the first call of any."""
+    with suppress(ImportError, AttributeError):  # its inside may change
+        target = importlib.import_module("numba.core.registry").cpu_target
+        target.typing_context.refresh()
+        target.target_context.refresh()
 
 
 def _serve_clients(listener: socket.socket) -> None:
