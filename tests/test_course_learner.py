@@ -7,7 +7,6 @@ solution notebook runs it, and `minivllm generate` runs here on a checkpoint of 
 import os
 import shutil
 import subprocess
-import sys
 
 import pytest
 from tiny_checkpoint import make_checkpoint
@@ -119,7 +118,7 @@ def environment(folder, **more: str) -> dict[str, str]:
 def run(folder, *command: str, code: int = 0, **more: str) -> str:
     """Run `python COMMAND...` in the checkout."""
     result = subprocess.run(
-        [sys.executable, *command],
+        forks.command(*command),
         cwd=folder,
         env=environment(folder, **more),
         stdin=subprocess.DEVNULL,
@@ -224,6 +223,7 @@ def test_from_blank_to_an_engine_of_ones_own_and_back(tree, monkeypatch, tmp_pat
     assert "the learner allocates" not in run(tree, *command)
 
 
+@pytest.mark.usefixtures("no_forks")
 def test_pytest_tests_the_learners_engine(tree):
     """With their wrong code it fails by the exercise's name, with their right code it passes."""
     name = "block_manager.BlockPool.share"
