@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,6 +58,22 @@ def watch(group: ProcessGroup) -> Marks:
     for name in CALLS:
         setattr(group, name, noted(name, getattr(group, name)))
     return marks
+
+
+def step_marks(marks: Mapping[int, Marks], number: int) -> dict[int, Marks]:
+    """What each rank did in one step, the one that the leader's message `number` (from 0) began;
+    times are seconds since then. A step ends where the next message begins."""
+    sends = [began for name, began, _ in marks[0] if name == "send"]
+    start, stop = sends[number], sends[number + 1]
+
+    def within(calls: Marks) -> Marks:
+        found = [call for call in calls if call[2] > start and call[1] < stop]
+        if found and found[-1][0] == "receive" and found[-1][2] > stop:
+            found.pop()  # it waits for the next message already
+        # A worker waits for its message before the leader begins to send it.
+        return [(name, max(a, start) - start, b - start) for name, a, b in found]
+
+    return {rank: within(calls) for rank, calls in sorted(marks.items())}
 
 
 class ThreadTeam(ProcessGroup):
@@ -130,10 +146,9 @@ def make_tiny_checkpoint(folder: Path, **changes: Any) -> Path:
     config = ModelConfig.from_dict(settings)
     model = CausalLM(config, 1, dtype=torch.float32, device="cpu")
     generator = torch.Generator().manual_seed(0)
-    for parameter in model.parameters():
-        is_norm = parameter.dim() == 1
+    for name, parameter in model.named_parameters():
         values = torch.randn(parameter.shape, generator=generator) * 0.3
-        parameter.data.copy_(torch.ones_like(values) if is_norm else values)
+        parameter.data.copy_(torch.ones_like(values) if name.endswith("norm.weight") else values)
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: place.clone() for name, place in places(model, config).items()}
     save_file(tensors, folder / "model.safetensors")
