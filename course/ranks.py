@@ -16,12 +16,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from minivllm import workers
 from minivllm.model import CausalLM
 from minivllm.model_config import ModelConfig
 from minivllm.process_group import ProcessGroup
 from minivllm.weights import places
-from minivllm.worker import work
 
 # What a rank did: the call, and when it began and ended (seconds of time.perf_counter).
 Marks = list[tuple[str, float, float]]
@@ -93,6 +91,9 @@ class ThreadTeam(ProcessGroup):
         self.marks[0] = watch(self)
 
     def _work(self, store: Any, rank: int, size: int) -> None:
+        # Each time anew: a build cell may have imported it again, with the learner's code.
+        from minivllm.worker import work
+
         group = ProcessGroup(store, rank, size, local=True)
         self.marks[rank] = watch(group)
         work(group)
@@ -107,6 +108,8 @@ class ThreadTeam(ProcessGroup):
 @contextmanager
 def ranks_as_threads() -> Iterator[None]:
     """Inside, an engine of several ranks has threads in the place of processes."""
+    from minivllm import workers  # the module of this moment: see `_work`
+
     process_team = workers.Team
     workers.Team = ThreadTeam  # type: ignore[assignment, misc]
     try:
