@@ -48,15 +48,15 @@ def memory(weights_gb: Mapping[str, float], cards_gb: Mapping[str, float]) -> Pi
     styles = ("-", "--", "-.", ":")
     for (name, size), style in zip(weights_gb.items(), styles, strict=False):
         ax.plot(sizes, [size / n for n in sizes], style, marker="o", color=INK, markersize=4)
-        ax.text(1, size, f" {name} ", fontsize=8, color=INK, ha="right", va="center")
+        ax.text(8.4, size / 8, name, fontsize=8, color=INK, va="center")
         parts.append(f"{name} {size:.3g} GB on one, {size / 8:.3g} GB on each of 8")
     for name, size in cards_gb.items():
         ax.axhline(size, color=PALETTE["preempted"], linewidth=1, linestyle=(0, (1, 2)))
-        ax.text(8.2, size, f"{name} ", fontsize=8, color=INK, va="bottom", ha="right")
+        ax.text(0.52, size, name, fontsize=8, color=INK, va="bottom")
     label(ax, "What each rank holds", "ranks (log scale)", "GB of weights (log scale)")
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
-    ax.set_xlim(0.5, 8.3)
+    ax.set_xlim(0.5, 11)
     ax.set_xticks(sizes, sizes)
     cards = ", ".join(f"{name} {size:g} GB" for name, size in cards_gb.items())
     return picture(figure, f"Lines of weights per rank: {'; '.join(parts)}. Memories: {cards}.")
@@ -129,7 +129,7 @@ def heads(num_heads: int, num_kv_heads: int, held: Mapping[int, Sequence[int]]) 
             ax.axvline(rank * each - 0.5, color=INK, linewidth=2)
     title = f"{num_heads} query heads, {num_kv_heads} key/value heads, {len(held)} ranks"
     if missing:
-        title += f": {count(len(missing), 'query head')} without its keys"
+        title += f": {count(len(missing), 'query head')} cannot find the keys"
     label(ax, title, "", "")
     ax.set_ylim(2.1, -0.5)
     ax.set_yticks([0, 1], ["query heads", "held keys, values"])
@@ -212,10 +212,11 @@ def costs(machines: Mapping[str, Mapping[str, tuple[float, float]]]) -> Picture:
             ax.barh(y - 0.2, computing, 0.38, **fill("decode"))
             ax.barh(y + 0.2, summing, 0.38, **fill("prefill"))
             share = summing / (computing + summing)
-            ax.text(computing, y - 0.2, f" {computing:.3g}", fontsize=7, va="center", color=INK)
-            text = f" {summing:.3g} ({share:.0%} of the step)"
+            text = f" {_rounded(computing)}"
+            ax.text(computing, y - 0.2, text, fontsize=7, va="center", color=INK)
+            text = f" {_rounded(summing)} ({share:.0%} of the step)"
             ax.text(summing, y + 0.2, text, fontsize=7, va="center", color=INK)
-            words.append(f"{machine}, {name}: {computing:.3g} ms and {summing:.3g} ms")
+            words.append(f"{machine}, {name}: {_rounded(computing)} ms, {_rounded(summing)} ms")
         label(ax, machine, "milliseconds a step (log scale)", "")
         ax.set_xscale("log")
         values = [value for pair in models.values() for value in pair]
@@ -226,6 +227,10 @@ def costs(machines: Mapping[str, Mapping[str, tuple[float, float]]]) -> Picture:
         axes[0, 0], [key("decode", "reading its weights"), key("prefill", "sums over the ranks")]
     )
     return picture(figure, f"Bars of computing and of sums in a step. {'; '.join(words)}.")
+
+
+def _rounded(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 # -- ranks in time -------------------------------------------------------------------------------
