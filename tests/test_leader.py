@@ -96,7 +96,10 @@ def test_a_release_is_said_once():
     message_of(directory, prompt(first))
     directory.release(first)
     message = message_of(directory, prompt(second))
-    assert message.released == [0], "request 0 holds no row any more: do the workers hear of it?"
+    assert message.released == [0], (
+        "request 0 holds no row any more: do the workers hear of it, or do you empty the very list"
+        " that the message has?"
+    )
     message = message_of(directory, decode(second, 1))
     assert message.released == [], "the workers have heard of it a step ago: is the list emptied?"
 
