@@ -224,7 +224,7 @@ def test_the_leader_says_which_graph(is_plain):
     """Ranks that took different ways through a step would wait for each other for ever."""
     follower, _ = follow(StepMessage([], [(0, [5])], [], [(0, 0, 1, True, False)], is_plain))
     assert follower.runner.stepped[0].is_plain is is_plain, (
-        "the worker's own plan says plain, for it knows no sampling settings: does the message win?"
+        "a worker's plan says plain: it knows no sampling settings. Does the message win?"
     )
 
 

@@ -8,14 +8,19 @@ and `leader.py`. Above each stands the rule of the lesson that the answer breaks
 
 
 # rule 2: nano-vllm refuses this; a plain division leaves some ranks without a head
-@mistake("tensor_parallel.kv_heads_of", "has every rank one head, also where there are fewer")
+@mistake(
+    "tensor_parallel.kv_heads_of", "has every rank one head, also where there are fewer than ranks?"
+)
 def kv_heads_of(num_kv_heads: int, rank: int, size: int) -> range:
     start, stop = rank * num_kv_heads // size, (rank + 1) * num_kv_heads // size
     return range(start, stop)
 
 
 # rule 2
-@mistake("tensor_parallel.kv_heads_of", "on ranks 0 and 1, reads head 0: do both hold it?")
+@mistake(
+    "tensor_parallel.kv_heads_of",
+    "the first half of the query heads, on ranks 0 and 1, reads head 0: do both hold it?",
+)
 def kv_heads_of(num_kv_heads: int, rank: int, size: int) -> range:
     if num_kv_heads >= size:
         return share_of(num_kv_heads, rank, size)
@@ -27,7 +32,10 @@ def kv_heads_of(num_kv_heads: int, rank: int, size: int) -> range:
 
 
 # rule 1: everything by its outputs
-@mistake("tensor_parallel.part_of", "does it hold the columns of these heads")
+@mistake(
+    "tensor_parallel.part_of",
+    "o_proj takes them in: does it hold the columns of these heads (dimension 1)?",
+)
 def part_of(name: str, config: ModelConfig, rank: int, size: int) -> Part | None:
     entries = entries_of(name.split(".")[-2], config, rank, size)
     if entries is None:
@@ -37,7 +45,10 @@ def part_of(name: str, config: ModelConfig, rank: int, size: int) -> Part | None
 
 
 # rule 1: rows and columns the other way round, as in the formula x @ W
-@mistake("tensor_parallel.part_of", "a weight is [out, in] and q_proj gives heads")
+@mistake(
+    "tensor_parallel.part_of",
+    "a weight is [out, in] and q_proj gives heads: rank 1 has rows 192-383, dimension 0",
+)
 def part_of(name: str, config: ModelConfig, rank: int, size: int) -> Part | None:
     module, kind = name.split(".")[-2:]
     entries = entries_of(module, config, rank, size)
@@ -50,7 +61,10 @@ def part_of(name: str, config: ModelConfig, rank: int, size: int) -> Part | None
 
 
 # rule 4
-@mistake("tensor_parallel.part_of", "with all outputs: is the bias cut?")
+@mistake(
+    "tensor_parallel.part_of",
+    "o_proj and down_proj give a sum over all ranks, with all outputs: is the bias cut?",
+)
 def part_of(name: str, config: ModelConfig, rank: int, size: int) -> Part | None:
     module, kind = name.split(".")[-2:]
     entries = entries_of(module, config, rank, size)
@@ -62,7 +76,10 @@ def part_of(name: str, config: ModelConfig, rank: int, size: int) -> Part | None
 
 
 # rule 4: no bias is ever cut
-@mistake("tensor_parallel.part_of", "does it hold the biases of these?")
+@mistake(
+    "tensor_parallel.part_of",
+    "rank 1 computes outputs 192-383 of q_proj: does it hold the biases of these?",
+)
 def part_of(name: str, config: ModelConfig, rank: int, size: int) -> Part | None:
     module, kind = name.split(".")[-2:]
     entries = entries_of(module, config, rank, size)
@@ -87,14 +104,17 @@ def cut(tensor: Tensor | StoredTensor, part: Part) -> Tensor:
 
 
 # rule 5
-@mistake("tensor_parallel.cut", "is there a third row, which the file has not?")
+@mistake("tensor_parallel.cut", "rows 3 to 5 of 5: is there a third row, which the file has not?")
 def cut(tensor: Tensor | StoredTensor, part: Part) -> Tensor:
     entries = slice(min(part.start, part.whole), min(part.stop, part.whole))
     return tensor[entries] if part.dim == 0 else tensor[:, entries]
 
 
 # rule 5: right until a rank has nothing but padding
-@mistake("tensor_parallel.cut", "rows 6 to 8 of 5 are all padding")
+@mistake(
+    "tensor_parallel.cut",
+    "rows 6 to 8 of 5 are all padding: as many rows of zeros as the part has?",
+)
 def cut(tensor: Tensor | StoredTensor, part: Part) -> Tensor:
     stop = min(part.stop, part.whole)
     if part.dim == 1:
@@ -108,7 +128,9 @@ def cut(tensor: Tensor | StoredTensor, part: Part) -> Tensor:
 
 
 # rule 4
-@mistake("tensor_parallel.RowParallelLinear.forward", "once, not once for each rank?")
+@mistake(
+    "tensor_parallel.RowParallelLinear.forward", "is it in the result once, not once for each rank?"
+)
 def forward(self, x: Tensor) -> Tensor:
     part = self.linear(x)
     if self.bias is not None:
@@ -124,7 +146,10 @@ def forward(self, x: Tensor) -> Tensor:
 
 
 # rule 8: the leader alone
-@mistake("tensor_parallel.RowParallelLinear.forward", "do all of them come to the sum?")
+@mistake(
+    "tensor_parallel.RowParallelLinear.forward",
+    "every rank waits for the others: do all of them come to the sum?",
+)
 def forward(self, x: Tensor) -> Tensor:
     total = self.linear(x)
     if self.group.rank == 0:
@@ -143,14 +168,20 @@ def forward(self, x: Tensor) -> Tensor:
 
 
 # rule 5
-@mistake("tensor_parallel.VocabParallelEmbedding.forward", "a row of its own for the tokens of")
+@mistake(
+    "tensor_parallel.VocabParallelEmbedding.forward",
+    "Does a rank add a row of its own for the tokens of others?",
+)
 def forward(self, input_ids: Tensor) -> Tensor:
     rows = (input_ids - self.start).clamp(0, self.num_rows - 1)
     return self.group.all_reduce(self.embedding(rows))
 
 
 # rule 8
-@mistake("tensor_parallel.VocabParallelEmbedding.forward", "does it come to the sum all the same?")
+@mistake(
+    "tensor_parallel.VocabParallelEmbedding.forward",
+    "none of the tokens is rank 0's: does it come to the sum all the same?",
+)
 def forward(self, input_ids: Tensor) -> Tensor:
     rows = input_ids - self.start
     is_mine = (rows >= 0) & (rows < self.num_rows)
@@ -161,7 +192,10 @@ def forward(self, input_ids: Tensor) -> Tensor:
 
 
 # chapter 08: right, and no graph can hold it
-@mistake("tensor_parallel.VocabParallelEmbedding.forward", "number of a tensor on the host")
+@mistake(
+    "tensor_parallel.VocabParallelEmbedding.forward",
+    "do you read a number of a tensor on the host (if, any, x[mask])",
+)
 def forward(self, input_ids: Tensor) -> Tensor:
     rows = input_ids - self.start
     is_mine = (rows >= 0) & (rows < self.num_rows)
@@ -174,14 +208,19 @@ def forward(self, input_ids: Tensor) -> Tensor:
 
 
 # rule 5: right for one request
-@mistake("tensor_parallel.VocabParallelHead.forward", "Which of R and N comes first")
+@mistake(
+    "tensor_parallel.VocabParallelHead.forward",
+    "Which of R and N comes first before they are laid side by side?",
+)
 def forward(self, hidden: Tensor) -> Tensor:
     parts = self.group.all_gather(self.linear(hidden))
     return parts.reshape(len(hidden), -1)[:, : self.vocab_size]
 
 
 # rule 5
-@mistake("tensor_parallel.VocabParallelHead.forward", "does the logit of the padding come out")
+@mistake(
+    "tensor_parallel.VocabParallelHead.forward", "does the logit of the padding come out as well?"
+)
 def forward(self, hidden: Tensor) -> Tensor:
     return torch.cat(list(self.group.all_gather(self.linear(hidden))), dim=1)
 
@@ -190,7 +229,10 @@ def forward(self, hidden: Tensor) -> Tensor:
 
 
 # rule 7
-@mistake("leader.Directory.describe", "do you say the gain, and nothing twice?")
+@mistake(
+    "leader.Directory.describe",
+    "the table grew from [3] to [3, 8, 2]: do you say the gain, and nothing twice?",
+)
 def describe(self, chunks: Sequence[Chunk], is_plain: bool) -> StepMessage:
     message = StepMessage(self.released, [], [], [], is_plain)
     self.released = []
@@ -208,7 +250,7 @@ def describe(self, chunks: Sequence[Chunk], is_plain: bool) -> StepMessage:
 
 
 # rule 7
-@mistake("leader.Directory.describe", "a step ago: do you note it?")
+@mistake("leader.Directory.describe", "blocks 8 and 2 were said a step ago: do you note it?")
 def describe(self, chunks: Sequence[Chunk], is_plain: bool) -> StepMessage:
     message = StepMessage(self.released, [], [], [], is_plain)
     self.released = []
@@ -230,7 +272,9 @@ def describe(self, chunks: Sequence[Chunk], is_plain: bool) -> StepMessage:
 
 
 # rule 7
-@mistake("leader.Directory.describe", "is the list emptied?")
+@mistake(
+    "leader.Directory.describe", "the workers have heard of it a step ago: is the list emptied?"
+)
 def describe(self, chunks: Sequence[Chunk], is_plain: bool) -> StepMessage:
     message = StepMessage(list(self.released), [], [], [], is_plain)
     for chunk in chunks:
@@ -270,7 +314,9 @@ def describe(self, chunks: Sequence[Chunk], is_plain: bool) -> StepMessage:
 
 
 # rule 6
-@mistake("leader.Follower.compute", "or worked out from the length?")
+@mistake(
+    "leader.Follower.compute", "is is_decode the one of the message, or worked out from the length?"
+)
 def compute(self, message: StepMessage) -> None:
     self.hear(message)
     chunks = [
@@ -283,7 +329,10 @@ def compute(self, message: StepMessage) -> None:
 
 
 # rule 6
-@mistake("leader.Follower.compute", "does the message win?")
+@mistake(
+    "leader.Follower.compute",
+    "a worker's plan says plain: it knows no sampling settings. Does the message win?",
+)
 def compute(self, message: StepMessage) -> None:
     self.hear(message)
     chunks = [
@@ -294,7 +343,10 @@ def compute(self, message: StepMessage) -> None:
 
 
 # rule 7: first the step, then the news
-@mistake("leader.Follower.compute", "is it heard before its requests are looked up?")
+@mistake(
+    "leader.Follower.compute",
+    "the first message of all: is it heard before its requests are looked up?",
+)
 def compute(self, message: StepMessage) -> None:
     chunks = [
         Chunk(self.requests[number], start, length, samples, is_decode)
