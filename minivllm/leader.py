@@ -72,44 +72,38 @@ class Directory:
             del self.num_blocks[number]
             self.released.append(number)
 
+    def introduce(self, request: Request) -> int:
+        """Give a request that is new to the workers a number, under which they know no blocks."""
+        number, self.next_number = self.next_number, self.next_number + 1
+        self.number_of[request.request_id], self.num_blocks[number] = number, 0
+        return number
+
     def describe(self, chunks: Sequence[Chunk], is_plain: bool) -> StepMessage:
-        """The message on a step of these chunks. From here on it counts as heard.
+        """The message on a step of these chunks. From here on it counts as heard: what it says is
+        not said again.
+
+        Requests that have no number yet are introduced. The message's lists follow the order of
+        the chunks; a request whose table has not grown is not in `new_blocks`.
 
         Example: request "a" (tokens [5, 6], block table [3]) is new and computes its prompt, "b",
         number 4, decodes at position 16 and has gained block 7: new_tokens [(5, [5, 6])],
         new_blocks [(5, [3]), (4, [7])], chunks [(5, 0, 2, True, False), (4, 16, 1, True, True)].
         """
-        requests = [chunk.request for chunk in chunks]
-        message = StepMessage(
-            released=self.released,
-            new_tokens=[(self._introduce(r), r.token_ids) for r in requests if self._is_new(r)],
-            new_blocks=self._gained(requests),
-            chunks=[
-                (self.number_of[c.request.request_id], c.start, c.length, c.samples, c.is_decode)
-                for c in chunks
-            ],
-            is_plain=is_plain,
-        )
+        message = StepMessage(self.released, [], [], [], is_plain)
         self.released = []
-        return message
-
-    def _is_new(self, request: Request) -> bool:
-        return request.request_id not in self.number_of
-
-    def _introduce(self, request: Request) -> int:
-        number, self.next_number = self.next_number, self.next_number + 1
-        self.number_of[request.request_id], self.num_blocks[number] = number, 0
-        return number
-
-    def _gained(self, requests: Sequence[Request]) -> list[tuple[int, list[int]]]:
-        gained = []
-        for request in requests:
+        for chunk in chunks:
+            request = chunk.request
+            if request.request_id not in self.number_of:
+                message.new_tokens.append((self.introduce(request), request.token_ids))
             number = self.number_of[request.request_id]
-            blocks = request.block_table[self.num_blocks[number] :]
-            if blocks:
-                gained.append((number, blocks))
+            # Tables grow at their end only.
+            gained = request.block_table[self.num_blocks[number] :]
+            if gained:
+                message.new_blocks.append((number, gained))
                 self.num_blocks[number] = len(request.block_table)
-        return gained
+            flags = chunk.samples, chunk.is_decode
+            message.chunks.append((number, chunk.start, chunk.length, *flags))
+        return message
 
 
 # -- the leader -------------------------------------------------------------------------------
@@ -200,8 +194,12 @@ class Follower:
     def compute(self, message: StepMessage) -> None:
         """Start one step of the message's chunks; does not wait for the device.
 
-        First the rows of the released requests are given back: new ones may need them.
+        `hear` brings `self.requests` up to date; `self.runner.plan(chunks)` makes a plan and
+        `self.runner.step(plan)` computes it. Whether a chunk decodes, and whether the step is
+        plain (`plan.is_plain`), is as the leader says: a worker, which knows no sampling
+        settings, would find out something else.
         """
+        # First of all: new requests may need the rows of those that are released.
         self.hear(message)
         chunks = [
             Chunk(self.requests[number], start, length, samples, is_decode)
@@ -212,7 +210,7 @@ class Follower:
         self.runner.step(plan)
 
     def hear(self, message: StepMessage) -> None:
-        """Bring `requests` up to date."""
+        """Bring `requests` up to date, and give the rows of the released ones back."""
         for number in message.released:
             self.runner.release(self.requests.pop(number))
         for number, token_ids in message.new_tokens:

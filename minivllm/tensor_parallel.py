@@ -62,9 +62,9 @@ def share_of(total: int, rank: int, size: int) -> range:
 def kv_heads_of(num_kv_heads: int, rank: int, size: int) -> range:
     """The key/value heads that a rank needs for its query heads.
 
-    With as many heads as ranks or more, each has its share. With fewer, several ranks hold the
-    same one: `size` is a multiple of their number then. Example: of 2 heads, ranks 0 and 1 of 4
-    hold head 0, ranks 2 and 3 head 1.
+    With as many heads as ranks or more, each has its share. With fewer, neighbours hold the same
+    one, for their query heads read it; `size` is a multiple of their number then. Example: of 2
+    heads, ranks 0 and 1 of 4 hold head 0, ranks 2 and 3 head 1.
     """
     if num_kv_heads >= size:
         return share_of(num_kv_heads, rank, size)
@@ -80,9 +80,8 @@ def padded_vocab_size(vocab_size: int, size: int) -> int:
 def fits(config: ModelConfig, size: int) -> bool:
     """Whether the model can be cut for `size` ranks: query heads and MLP columns come out even,
     and key/value heads as `kv_heads_of` wants them."""
-    heads = config.num_kv_heads
     even = config.num_heads % size == 0 and config.intermediate_size % size == 0
-    return even and (heads % size == 0 or size % heads == 0)
+    return even and (config.num_kv_heads % size == 0 or size % config.num_kv_heads == 0)
 
 
 def require_fit(config: ModelConfig, size: int) -> None:
@@ -98,8 +97,7 @@ def require_fit(config: ModelConfig, size: int) -> None:
 
 
 def shard_config(config: ModelConfig, size: int) -> ModelConfig:
-    """The shape of one rank's shard: every size that is cut, cut. The vocabulary's is padded
-    first."""
+    """The shape of one rank's shard: every size that is cut, cut."""
     return dataclasses.replace(
         config,
         num_heads=config.num_heads // size,
@@ -123,48 +121,63 @@ class Part:
     whole: int
 
 
-def part_of(name: str, config: ModelConfig, rank: int, size: int) -> Part | None:
-    """The part of the checkpoint's tensor `name` that a rank holds; None: all of it.
+# The products whose inputs are cut; of all others it is the outputs.
+ROW_PARALLEL = ("o_proj", "down_proj")
 
-    `config` is the whole model's. Rows are cut of the products that give heads, MLP columns or
-    tokens, with their biases; columns of the two that take them in (o_proj, down_proj), whose
-    biases every rank holds whole, like the norms.
 
-    Example, SmolLM2 (9 query and 3 key/value heads of 64), rank 1 of 3: of
-    "model.layers.0.self_attn.q_proj.weight" the rows 192-383, of "...k_proj.weight" 64-127, of
-    "...o_proj.weight" the columns 192-383.
+def entries_of(module: str, config: ModelConfig, rank: int, size: int) -> tuple[range, int] | None:
+    """The rank's entries of a module along the dimension that is cut, and how many there are in
+    all; None for a module that every rank holds whole.
+
+    Example, 9 query heads of 64, rank 1 of 3: "o_proj" (range(192, 384), 576). The vocabulary is
+    padded: of 259 tokens rank 2 of 3 has (range(174, 261), 259).
     """
-    module, kind = name.split(".")[-2:]
-    head_dim, width = config.head_dim, config.intermediate_size
-    query_heads = share_of(config.num_heads, rank, size)
+    heads = share_of(config.num_heads, rank, size)
     kv_heads = kv_heads_of(config.num_kv_heads, rank, size)
-    padded = padded_vocab_size(config.vocab_size, size)
-    # module: the numbers that are this rank's, the entries for each, how many there are in all
+    columns = share_of(config.intermediate_size, rank, size)
+    tokens = share_of(padded_vocab_size(config.vocab_size, size), rank, size)  # and padding
+    # modules: the numbers that are this rank's, of how many, the entries of each
     cuts = {
-        ("q_proj", "o_proj"): (query_heads, head_dim, config.num_heads),
-        ("k_proj", "v_proj"): (kv_heads, head_dim, config.num_kv_heads),
-        ("gate_proj", "up_proj", "down_proj"): (share_of(width, rank, size), 1, width),
-        ("embed_tokens", "lm_head"): (share_of(padded, rank, size), 1, config.vocab_size),
+        ("q_proj", "o_proj"): (heads, config.num_heads, config.head_dim),
+        ("k_proj", "v_proj"): (kv_heads, config.num_kv_heads, config.head_dim),
+        ("gate_proj", "up_proj", "down_proj"): (columns, config.intermediate_size, 1),
+        ("embed_tokens", "lm_head"): (tokens, config.vocab_size, 1),
     }
-    is_row_parallel = module in ("o_proj", "down_proj")
-    for modules, (mine, entries, count) in cuts.items():
-        if module in modules and not (is_row_parallel and kind == "bias"):
-            start, stop = mine.start * entries, mine.stop * entries
-            return Part(int(is_row_parallel), start, stop, count * entries)
+    for modules, (mine, count, each) in cuts.items():
+        if module in modules:
+            return range(mine.start * each, mine.stop * each), count * each
     return None
 
 
-def cut(tensor: Tensor | StoredTensor, part: Part) -> Tensor:
-    """The entries of a part, zeros where it is padding. Of a `StoredTensor` only they are read.
+def part_of(name: str, config: ModelConfig, rank: int, size: int) -> Part | None:
+    """The part of the checkpoint's tensor `name` that a rank holds; None: all of it.
 
-    Raises ValueError if the tensor is of another size.
+    `entries_of` says which entries. Weights are `[out, in]`: rows are cut of the products that give
+    heads, MLP columns or tokens, and their biases with them; columns of the two that take these in
+    (`ROW_PARALLEL`), whose biases every rank holds whole, like the norms.
+
+    Example, SmolLM2 (9 query and 3 key/value heads of 64), rank 1 of 3: of
+    "model.layers.0.self_attn.q_proj.weight" Part(0, 192, 384, 576), of "...k_proj.weight" Part(0,
+    64, 128, 192), of "...o_proj.weight" Part(1, 192, 384, 576), of "model.norm.weight" None.
     """
-    if tensor.shape[part.dim] != part.whole:
-        raise ValueError(
-            f"dimension {part.dim} has {tensor.shape[part.dim]} entries, but config.json asks"
-            f" for {part.whole}"
-        )
-    # A rank whose tokens are all padding has none of the tensor.
+    module, kind = name.split(".")[-2:]
+    entries = entries_of(module, config, rank, size)
+    is_row_parallel = module in ROW_PARALLEL
+    # Such a bias belongs to the sum, not to anybody's part of it.
+    if entries is None or (is_row_parallel and kind == "bias"):
+        return None
+    mine, whole = entries
+    return Part(int(is_row_parallel), mine.start, mine.stop, whole)
+
+
+def cut(tensor: Tensor | StoredTensor, part: Part) -> Tensor:
+    """The entries of a part, with rows of zeros behind them where it is padding.
+
+    A `StoredTensor` lies in a file: `stored[2:4]` and `stored[:, 2:4]` read what they name and no
+    more; a slice must begin and end inside it. Only rows are ever padded. Example: of 5 rows,
+    Part(0, 3, 6, 5) is rows 3 and 4 and a row of zeros, Part(0, 6, 9, 5) three rows of zeros.
+    """
+    # Inside the file, also where all of a rank's tokens are padding.
     entries = slice(min(part.start, part.whole), min(part.stop, part.whole))
     piece = tensor[entries] if part.dim == 0 else tensor[:, entries]
     missing = (part.stop - part.start) - piece.shape[part.dim]
@@ -176,10 +189,12 @@ def take_part(config: ModelConfig, rank: int, size: int) -> Take:
 
     def take(name: str, stored: StoredTensor) -> Tensor:
         part = part_of(name, config, rank, size)
-        try:
-            return stored[:] if part is None else cut(stored, part)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}: the two are not of the same model") from error
+        if part is None:
+            return stored[:]
+        if (found := stored.shape[part.dim]) != part.whole:
+            wanted = f"{part.whole} in dimension {part.dim}"
+            raise ValueError(f"{name} has {found} entries, but config.json asks for {wanted}")
+        return cut(stored, part)
 
     return take
 
@@ -188,8 +203,8 @@ def take_part(config: ModelConfig, rank: int, size: int) -> Take:
 
 
 class RowParallelLinear(nn.Module):
-    """`x [T, in / R] -> [T, out]`: each rank has some columns of the weight and the values that go
-    with them; the sum over the ranks is the whole product."""
+    """`x [T, in / R] -> [T, out]`: each rank has some columns of the weight, and in `x` what goes
+    with them."""
 
     def __init__(self, linear: Linear, group: Group) -> None:
         super().__init__()
@@ -257,8 +272,8 @@ class VocabParallelHead(nn.Module):
 def load_shard(
     group: Group, path: str | Path, config: ModelConfig, *arguments: Any, **options: Any
 ) -> CausalLM:
-    """A rank's shard of the model in the directory `path`, ready to run: `weights.load_model` with
-    its further arguments, of which no more than this rank's part is ever in memory."""
+    """A rank's shard of the model in the directory `path`, ready to run; arguments and options are
+    those of `weights.load_model`. No more than this rank's part is ever in memory."""
     take = take_part(config, group.rank, group.size)
     shape = shard_config(config, group.size)
     shard = load_model(path, shape, *arguments, take=take, **options)
@@ -290,14 +305,11 @@ def tied_head(embedding: Embedding) -> Linear:
     return head
 
 
-# -- one choice -------------------------------------------------------------------------------
-
-
 def choose_together(sample: Sample, group: Group) -> Sample:
     """A sampler whose tokens all ranks get from the leader.
 
-    Sums that are rounded differently, or another generator, would make ranks that choose for
-    themselves disagree, and then each goes on with a text of its own.
+    Sums rounded differently, or another generator, would make ranks that choose for themselves
+    disagree, and then each goes on with a text of its own.
     """
 
     def sample_once(logits: Tensor, settings: SamplingRows, positions: Tensor) -> Tensor:

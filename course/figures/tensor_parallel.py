@@ -1,0 +1,273 @@
+"""The pictures of chapter 09: matrices in parts, whose heads, what a sum costs, ranks in time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from course.figures.common import (
+    GRID,
+    INK,
+    Picture,
+    fill,
+    key,
+    label,
+    legend,
+    new_axes,
+    picture,
+    speeds,
+    this_machine,
+    write,
+)
+from minivllm.figures import PALETTE
+from minivllm.timeline import count
+
+__all__ = [
+    "costs",
+    "heads",
+    "latency",
+    "matrices",
+    "memory",
+    "parts",
+    "ranks_in_time",
+    "speeds",
+    "this_machine",
+]
+
+# Ranks of one picture: a colour each, and a name or a number beside it.
+STATES = ("decode", "prefill", "cached", "waiting")
+
+# -- why ----------------------------------------------------------------------------------------
+
+
+def memory(weights_gb: Mapping[str, float], cards_gb: Mapping[str, float]) -> Picture:
+    """The weights that each of 1, 2, 4 and 8 ranks holds, a line for each model; across lie the
+    memories of some cards."""
+    figure, ax = new_axes(3.2)
+    sizes, parts = [1, 2, 4, 8], []
+    styles = ("-", "--", "-.", ":")
+    for (name, size), style in zip(weights_gb.items(), styles, strict=False):
+        ax.plot(sizes, [size / n for n in sizes], style, marker="o", color=INK, markersize=4)
+        ax.text(8.4, size / 8, name, fontsize=8, color=INK, va="center")
+        parts.append(f"{name} {size:.3g} GB on one, {size / 8:.3g} GB on each of 8")
+    for name, size in cards_gb.items():
+        ax.axhline(size, color=PALETTE["preempted"], linewidth=1, linestyle=(0, (1, 2)))
+        ax.text(0.52, size, name, fontsize=8, color=INK, va="bottom")
+    label(ax, "What each rank holds", "ranks (log scale)", "GB of weights (log scale)")
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    ax.set_xlim(0.5, 11)
+    ax.set_xticks(sizes, sizes)
+    cards = ", ".join(f"{name} {size:g} GB" for name, size in cards_gb.items())
+    return picture(figure, f"Lines of weights per rank: {'; '.join(parts)}. Memories: {cards}.")
+
+
+# -- shards --------------------------------------------------------------------------------------
+
+
+def matrices(pieces: Sequence[Any], title: str) -> Picture:
+    """Small matrices in a row, with signs between them.
+
+    A piece is a sign, or (name, rows of numbers, rank or None): the rank's colour and number say
+    whose it is; None is what all ranks have.
+    """
+    shown = [piece for piece in pieces if not isinstance(piece, str)]
+    tallest = max(len(rows) for _, rows, _ in shown)
+    figure, ax = new_axes(1.25 + 0.34 * tallest)
+    x, words, ranks = 0.0, [], set[int]()
+    for piece in pieces:
+        if isinstance(piece, str):
+            write(ax, x + 0.35, tallest / 2, piece, fontsize=12)
+            x += 0.9
+            continue
+        name, rows, rank = piece
+        top = (tallest - len(rows)) / 2
+        for y, row in enumerate(rows):
+            for column, value in enumerate(row):
+                look = fill("free" if rank is None else STATES[rank % 4]) | {"edgecolor": GRID}
+                ax.barh(top + y + 0.5, 0.96, 0.92, left=x + column, **look)
+                style = {"bbox": {"facecolor": "white", "edgecolor": "none", "pad": 1}}
+                write(ax, x + column + 0.48, top + y + 0.5, f"{value:g}", **style)
+        write(ax, x + len(rows[0]) / 2, top - 0.4, name)
+        words.append(f"{name}: {[list(row) for row in rows]}")
+        ranks |= set() if rank is None else {rank}
+        x += len(rows[0]) + 0.2
+    label(ax, title, "", "")
+    ax.set_xlim(-0.1, max(x, 13))
+    ax.set_ylim(tallest + 0.1, -0.8)
+    ax.set_axis_off()
+    keys = [key(STATES[rank % 4], f"rank {rank}") for rank in sorted(ranks)]
+    legend(ax, [*keys, key("free", "all ranks")])
+    return picture(figure, f"{title}. {'; '.join(words)}.")
+
+
+def heads(num_heads: int, num_kv_heads: int, held: Mapping[int, Sequence[int]]) -> Picture:
+    """Query heads in the order of the ranks, and below them the key/value head that each reads;
+    a head that its rank does not hold is marked."""
+    figure, ax = new_axes(2.0)
+    each, group = num_heads // len(held), num_heads // num_kv_heads
+    missing = []
+    for head in range(num_heads):
+        rank, wanted = head // each, head // group
+        look = fill(STATES[wanted % 4]) | {"edgecolor": GRID}
+        style = {"bbox": {"facecolor": "white", "edgecolor": "none", "pad": 1}}
+        ax.barh(0, 0.92, 0.7, left=head - 0.46, **look)
+        write(ax, head, 0, f"q{head}", **style)
+        if wanted not in held[rank]:
+            missing.append(f"q{head} on rank {rank} reads {wanted}")
+    for rank, mine in held.items():
+        width = each / max(len(mine), 1)
+        for place, kv_head in enumerate(mine):
+            left = rank * each + place * width - 0.46
+            wanted_here = any(h // group == kv_head for h in range(rank * each, (rank + 1) * each))
+            look = fill(STATES[kv_head % 4]) | {"edgecolor": INK}
+            ax.barh(1, width - 0.08, 0.7, left=left, **look)
+            text = f"k{kv_head} v{kv_head}" + ("" if wanted_here else " (unused)")
+            write(ax, left + width / 2 - 0.04, 1, text, **style)
+        write(ax, rank * each + each / 2 - 0.5, 1.75, f"rank {rank}")
+        if rank:
+            ax.axvline(rank * each - 0.5, color=INK, linewidth=2)
+    title = f"{num_heads} query heads, {num_kv_heads} key/value heads, {len(held)} ranks"
+    if missing:
+        title += f": {count(len(missing), 'query head')} cannot find the keys"
+    label(ax, title, "", "")
+    ax.set_ylim(2.1, -0.5)
+    ax.set_yticks([0, 1], ["query heads", "held keys, values"])
+    ax.set_xticks([])
+    shown = "; ".join(f"rank {rank} holds {list(mine)}" for rank, mine in held.items())
+    lost = f" Missing: {'; '.join(missing)}." if missing else ""
+    return picture(figure, f"{title}. {shown}.{lost}")
+
+
+def parts(tensors: Mapping[str, tuple[Sequence[int], Any]], title: str) -> Picture:
+    """Weights to scale, rows down and columns across, and in each the part that a rank holds.
+
+    `tensors`: name -> (shape, part with dim, start and stop; None for all of it).
+    """
+    figure, ax = new_axes(3.3)
+    from matplotlib.patches import Rectangle
+
+    x, words = 0.0, []
+    tallest = max(shape[0] for shape, _ in tensors.values())
+    widest = sum(shape[1] for shape, _ in tensors.values())
+    gap = widest * 0.03
+    for name, ((rows, columns), part) in tensors.items():
+        ax.add_patch(Rectangle((x, 0), columns, rows, **fill("free")))
+        start, stop = (0, rows) if part is None or part.dim else (part.start, part.stop)
+        left, right = (part.start, part.stop) if part is not None and part.dim else (0, columns)
+        held = Rectangle((x + left, start), right - left, stop - start, **fill("decode"))
+        ax.add_patch(held)
+        write(ax, x + columns / 2, -tallest * 0.035, name, fontsize=7)
+        x += columns + gap
+        what = "columns" if part is not None and part.dim else "rows"
+        ends = (left, right) if what == "columns" else (start, stop)
+        words.append(f"{name} {what} {ends[0]} to {ends[1] - 1}")
+    label(ax, title, "columns: inputs", "rows: outputs")
+    ax.set_xlim(-gap, x)
+    ax.set_ylim(tallest * 1.02, -tallest * 0.09)
+    ax.set_xticks([])
+    legend(ax, [key("decode", "this rank's"), key("free", "the other ranks'")])
+    return picture(figure, f"{title}. {'; '.join(words)}.")
+
+
+# -- what it costs -------------------------------------------------------------------------------
+
+
+def latency(curves: Mapping[str, Mapping[int, float]], marks: Mapping[str, int]) -> Picture:
+    """Microseconds of an all-reduce against its size, a line for each number of ranks; `marks` are
+    sizes in bytes worth pointing at."""
+    figure, ax = new_axes(3.2)
+    looks = [("o", "-", PALETTE["preempted"]), ("s", "--", PALETTE["prefill"])]
+    words = []
+    for (name, curve), (marker, style, color) in zip(curves.items(), looks, strict=False):
+        sizes = [size / 1024 for size in curve]
+        ax.plot(sizes, list(curve.values()), style, marker=marker, color=color, label=name)
+        ends = list(curve.items())
+        words.append(
+            f"{name}: {ends[0][1]:.0f} us for {ends[0][0] / 1024:.3g} KiB,"
+            f" {ends[-1][1]:.0f} us for {ends[-1][0] / 1024:,.0f} KiB"
+        )
+    top = max(max(curve.values()) for curve in curves.values())
+    for name, size in marks.items():
+        ax.axvline(size / 1024, color=INK, linewidth=0.8, linestyle=":")
+        style_of = {"rotation": 90, "va": "top", "ha": "right"}
+        ax.text(size / 1024, top * 1.6, name, fontsize=7, color=INK, **style_of)
+    title = "One sum over all ranks: small ones cost the way, large ones the bytes"
+    label(ax, title, "size (KiB, log scale)", "microseconds (log scale)")
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.set_ylim(top=top * 2)
+    ax.grid(axis="y", color=GRID, linewidth=0.6)
+    ax.legend(fontsize=8, frameon=False, loc="lower right")
+    return picture(figure, f"Latency of an all-reduce over its size. {'; '.join(words)}.")
+
+
+def costs(machines: Mapping[str, Mapping[str, tuple[float, float]]]) -> Picture:
+    """For each machine and model the milliseconds that one rank computes in a step, and those that
+    it spends in sums."""
+    figure, axes = new_axes(1.2 + 1.6 * len(machines), rows=len(machines), squeeze=False)
+    words = []
+    for ax, (machine, models) in zip(axes[:, 0], machines.items(), strict=True):
+        for y, (name, (computing, summing)) in enumerate(models.items()):
+            ax.barh(y - 0.2, computing, 0.38, **fill("decode"))
+            ax.barh(y + 0.2, summing, 0.38, **fill("prefill"))
+            share = summing / (computing + summing)
+            text = f" {_rounded(computing)}"
+            ax.text(computing, y - 0.2, text, fontsize=7, va="center", color=INK)
+            text = f" {_rounded(summing)} ({share:.0%} of the step)"
+            ax.text(summing, y + 0.2, text, fontsize=7, va="center", color=INK)
+            words.append(f"{machine}, {name}: {_rounded(computing)} ms, {_rounded(summing)} ms")
+        label(ax, machine, "milliseconds a step (log scale)", "")
+        ax.set_xscale("log")
+        values = [value for pair in models.values() for value in pair]
+        ax.set_xlim(min(values) / 2, max(values) * 6)
+        ax.set_yticks(range(len(models)), models)
+        ax.invert_yaxis()
+    legend(
+        axes[0, 0], [key("decode", "reading its weights"), key("prefill", "sums over the ranks")]
+    )
+    return picture(figure, f"Bars of computing and of sums in a step. {'; '.join(words)}.")
+
+
+def _rounded(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+# -- ranks in time -------------------------------------------------------------------------------
+
+# call -> what it is, and how it looks
+KINDS = {
+    "send": ("message", "cached"),
+    "receive": ("message", "cached"),
+    "all_reduce": ("sum", "prefill"),
+    "all_gather": ("sum", "prefill"),
+    "broadcast": ("choice", "waiting"),
+}
+
+
+def ranks_in_time(step: Mapping[int, Sequence[tuple[str, float, float]]], title: str) -> Picture:
+    """What each rank did in one step: calls in which it waits for the others, and between them its
+    own work. Times in seconds since the leader began to send."""
+    figure, ax = new_axes(1.3 + 0.5 * len(step))
+    words = []
+    for rank, calls in step.items():
+        ends = {name: 1e3 * end for name, _, end in calls}
+        begin = ends.get("send", ends.get("receive", 0.0))
+        ax.barh(rank, 1e3 * calls[-1][2] - begin, 0.72, left=begin, **fill("decode"))
+        spent = dict.fromkeys(("message", "sum", "choice"), 0.0)
+        for name, start, end in calls:
+            kind, state = KINDS[name]
+            look = fill(state) | {"linewidth": 0.3}
+            ax.barh(rank, 1e3 * (end - start), 0.72, left=1e3 * start, **look)
+            spent[kind] += 1e3 * (end - start)
+        num_sums = sum(KINDS[name][0] == "sum" for name, _, _ in calls)
+        took = ", ".join(f"{kind} {value:.2f} ms" for kind, value in spent.items())
+        words.append(f"rank {rank}: {num_sums} sums and gatherings; {took}")
+    label(ax, title, "milliseconds since the leader began to send", "")
+    names = [f"rank {rank}" + (" (leads)" if rank == 0 else "") for rank in step]
+    ax.set_yticks(list(step), names)
+    ax.invert_yaxis()
+    keys = [key("cached", "message"), key("decode", "computes")]
+    legend(ax, [*keys, key("prefill", "sum, gathering"), key("waiting", "choice: tokens")])
+    longest = max(1e3 * calls[-1][2] for calls in step.values())
+    return picture(figure, f"Timeline of one step, {longest:.1f} ms. {'; '.join(words)}.")

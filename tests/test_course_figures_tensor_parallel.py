@@ -1,0 +1,97 @@
+"""The pictures of chapter 09 say what they were given, in image and words."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from figure_checks import assert_fits_the_page_and_is_described
+
+from course.figures import common
+from course.figures import tensor_parallel as draw
+from course.ranks import step_marks
+from minivllm.tensor_parallel import Part
+
+STEP = {
+    0: [("send", 0.0, 0.001), ("all_reduce", 0.002, 0.004), ("broadcast", 0.006, 0.007)],
+    1: [("receive", 0.0, 0.002), ("all_reduce", 0.003, 0.004), ("broadcast", 0.005, 0.007)],
+}
+PIECES = [("x", [[1.0, 2.0]], None), "·", ("up", [[1.0], [0.5]], 0), "+", ("up", [[3.0], [4.0]], 1)]
+
+PICTURES = {
+    "memory": lambda: draw.memory({"large": 141.0, "small": 16.0}, {"card": 24.0}),
+    "matrices": lambda: draw.matrices(PIECES, "Cut"),
+    "heads": lambda: draw.heads(8, 2, {0: [0], 1: [0], 2: [1], 3: [1]}),
+    "missing": lambda: draw.heads(8, 2, {0: [0], 1: [1], 2: [0], 3: [1]}),
+    "shared": lambda: draw.heads(4, 4, {0: [0, 1], 1: [2, 3]}),
+    "parts": lambda: draw.parts(
+        {"q": ((6, 4), Part(0, 2, 4, 6)), "o": ((4, 6), Part(1, 2, 4, 6)), "n": ((4, 4), None)},
+        "A layer",
+    ),
+    "latency": lambda: draw.latency({"2 ranks": {1024: 50.0, 4096: 80.0}}, {"one": 2048}),
+    "costs": lambda: draw.costs({"mine": {"small": (1.0, 3.0), "large": (1234.0, 4.0)}}),
+    "ranks_in_time": lambda: draw.ranks_in_time(STEP, "A step"),
+}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_pictures_fit_the_page_and_are_described(name):
+    """700 pixels wide, with alt text where a notebook keeps it."""
+    assert_fits_the_page_and_is_described(PICTURES[name]())
+
+
+def test_pictures_are_the_same_each_time():
+    """No date, no version: a notebook that is executed again changes no image."""
+    assert PICTURES["matrices"]() == PICTURES["matrices"]()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("memory", ["large 141 GB on one, 17.6 GB on each of 8", "card 24 GB"]),
+        ("matrices", ["x: [[1.0, 2.0]]; up: [[1.0], [0.5]]; up: [[3.0], [4.0]]"]),
+        ("heads", ["8 query heads, 2 key/value heads, 4 ranks", "rank 1 holds [0]"]),
+        ("missing", ["4 query heads cannot find", "q2 on rank 1 reads 0"]),
+        ("shared", ["rank 1 holds [2, 3]"]),
+        ("parts", ["q rows 2 to 3; o columns 2 to 3; n rows 0 to 3"]),
+        ("latency", ["2 ranks: 50 us for 1 KiB, 80 us for 4 KiB"]),
+        ("costs", ["mine, small: 1 ms, 3 ms; mine, large: 1,234 ms, 4 ms"]),
+        ("ranks_in_time", ["7.0 ms", "rank 1: 1 sums", "sum 2.00 ms, choice 1.00 ms"]),
+    ],
+)
+def test_words_name_the_numbers(name, words):
+    """What the marks show is in the text as well."""
+    alt = PICTURES[name]().alt
+    assert [part for part in words if part not in alt] == [], alt
+
+
+def test_heads_without_their_keys_are_marked():
+    """Title and words say so, and only then."""
+    assert "Missing" in PICTURES["missing"]().alt
+    assert "Missing" not in PICTURES["heads"]().alt
+
+
+def test_a_step_is_what_lies_between_two_messages():
+    """In seconds since the first of them; a worker that waits for the second already is not
+    shown waiting."""
+    later = [(name, begin + 5, end + 5) for name, begin, end in STEP[0]]
+    marks = {
+        0: [*later, ("send", 5.010, 5.011)],
+        1: [
+            ("receive", 4.0, 5.002),
+            ("all_reduce", 5.003, 5.004),
+            ("broadcast", 5.005, 5.007),
+            ("receive", 5.007, 5.012),
+        ],
+    }
+    found = step_marks(marks, 0)
+    assert [name for name, _, _ in found[1]] == ["receive", "all_reduce", "broadcast"]
+    assert found[1][0][1:] == (0.0, pytest.approx(0.002))
+    assert [name for name, _, _ in found[0]] == ["send", "all_reduce", "broadcast"]
+
+
+def test_importing_it_loads_no_matplotlib():
+    """Drawing libraries are loaded by the first picture, not by the import."""
+    code = "import sys, course.figures.tensor_parallel; sys.exit('matplotlib' in sys.modules)"
+    root = Path(common.__file__).parents[2]
+    assert subprocess.run([sys.executable, "-c", code], cwd=root, timeout=60).returncode == 0

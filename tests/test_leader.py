@@ -1,0 +1,295 @@
+"""Leader and workers: what is said of a step, once, and what a worker makes of it."""
+
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from row_makers import make_request
+
+from minivllm.leader import Directory, Follower, StepMessage, Watched, uninterrupted
+from minivllm.request import Chunk
+
+
+def message_of(directory, *chunks, is_plain=True):
+    """What is said of these chunks, as a worker hears it."""
+    return StepMessage.decode(directory.describe(chunks, is_plain).encode())
+
+
+def prompt(request, samples=True):
+    return Chunk(request, 0, len(request.token_ids), samples=samples, is_decode=False)
+
+
+def decode(request, position):
+    return Chunk(request, position, 1, samples=True, is_decode=True)
+
+
+# -- the leader's side --
+
+
+@pytest.mark.exercise("leader.Directory.describe")
+def test_a_new_request_is_told_whole():
+    """Number, tokens, blocks, and what is computed of it."""
+    directory = Directory()
+    message = message_of(directory, prompt(make_request("a", [5, 6], [3])))
+    assert message.new_tokens == [[0, [5, 6]]], "request a is new: are its tokens said?"
+    assert message.new_blocks == [[0, [3]]], "the workers know none of its blocks: is [3] said?"
+    assert message.chunks == [[0, 0, 2, True, False]], (
+        "number, start, length, samples, is_decode: under which number does the chunk go?"
+    )
+
+
+@pytest.mark.exercise("leader.Directory.describe")
+def test_what_was_said_is_not_said_again():
+    """A request that decodes costs one entry a step."""
+    directory, request = Directory(), make_request("a", [5, 6], [3])
+    message_of(directory, prompt(request))
+    request.token_ids.append(7)
+    message = message_of(directory, decode(request, 2))
+    assert message.new_tokens == [], (
+        "the workers know request a, and its new token from the sampler: do you say tokens again?"
+    )
+    assert message.new_blocks == [], "its table has not grown: do you say blocks that are known?"
+    assert message.chunks == [[0, 2, 1, True, True]], "it keeps its number, and decodes position 2"
+
+
+@pytest.mark.exercise("leader.Directory.describe")
+def test_only_gained_blocks_are_said():
+    """From the end of the table as the workers know it, each once."""
+    directory, request = Directory(), make_request("a", [5] * 4, [3])
+    message_of(directory, prompt(request))
+    request.block_table += [8, 2]
+    message = message_of(directory, decode(request, 4))
+    assert message.new_blocks == [[0, [8, 2]]], (
+        "the table grew from [3] to [3, 8, 2]: do you say the gain, and nothing twice?"
+    )
+    message = message_of(directory, decode(request, 5))
+    assert message.new_blocks == [], "blocks 8 and 2 were said a step ago: do you note it?"
+
+
+@pytest.mark.exercise("leader.Directory.describe")
+def test_flags_are_the_schedulers():
+    """The last token of a prompt is one token, and no decode."""
+    directory, request = Directory(), make_request("a", [5, 6, 7], [3])
+    message = message_of(directory, Chunk(request, 0, 2, samples=False, is_decode=False))
+    assert message.chunks[0][3:] == [False, False], "a prompt's first part does not sample"
+    message = message_of(directory, Chunk(request, 2, 1, samples=True, is_decode=False))
+    assert message.chunks[0][3:] == [True, False], (
+        "one token, the last of a prompt: is is_decode the chunk's own, or guessed from the length?"
+    )
+    assert message_of(directory, decode(request, 3), is_plain=False).is_plain is False, (
+        "a step that is not plain: is it said?"
+    )
+
+
+@pytest.mark.exercise("leader.Directory.describe")
+def test_a_release_is_said_once():
+    """A worker that heard it twice would look for a request that it does not have."""
+    directory = Directory()
+    first, second = make_request("a", [5], [3]), make_request("b", [6], [4])
+    message_of(directory, prompt(first))
+    directory.release(first)
+    message = message_of(directory, prompt(second))
+    assert message.released == [0], (
+        "request 0 holds no row any more: do the workers hear of it, or do you empty the very list"
+        " that the message has?"
+    )
+    message = message_of(directory, decode(second, 1))
+    assert message.released == [], "the workers have heard of it a step ago: is the list emptied?"
+
+
+@pytest.mark.exercise("leader.Directory.describe")
+def test_a_request_that_comes_back_is_new():
+    """After a preemption: all its tokens, all its blocks, another number."""
+    directory, request = Directory(), make_request("a", [5, 6], [3])
+    message_of(directory, prompt(request))
+    directory.release(request)
+    request.token_ids.append(9)
+    request.block_table[:] = [7]
+    message = message_of(directory, Chunk(request, 0, 3, samples=True, is_decode=False))
+    assert message.released == [0], "its first number has lost its row"
+    assert message.new_tokens == [[1, [5, 6, 9]]], "it is new to the workers: all tokens again?"
+    assert message.new_blocks == [[1, [7]]], "it is new to the workers: all blocks again?"
+
+
+@pytest.mark.exercise("leader.Directory.describe")
+def test_several_requests_keep_their_order():
+    """The example of the docstring."""
+    directory, known = Directory(), make_request("b", [1] * 16, [9])
+    directory.next_number = 4
+    message_of(directory, prompt(known))
+    known.block_table.append(7)
+    message = message_of(directory, prompt(make_request("a", [5, 6], [3])), decode(known, 16))
+    assert message.new_blocks == [[5, [3]], [4, [7]]], "a, number 5, then b, number 4"
+    assert message.chunks == [[5, 0, 2, True, False], [4, 16, 1, True, True]], (
+        "chunks stand in the order in which the step computes them"
+    )
+
+
+def test_a_release_of_an_unknown_request_says_nothing():
+    """It was aborted before it ran."""
+    directory = Directory()
+    directory.release(make_request("never ran", [1], []))
+    assert directory.released == []
+
+
+def test_messages_are_json():
+    """Compact, and the same after the way."""
+    message = StepMessage([3], [(4, [1, 2])], [(4, [7])], [(4, 0, 2, True, False)], True)
+    assert json.loads(message.encode())["chunks"] == [[4, 0, 2, True, False]]
+    assert len(message.encode()) < 130
+    assert StepMessage.decode(message.encode()).new_tokens == [[4, [1, 2]]]
+
+
+# -- a worker's side --
+
+
+class Runner:
+    """Notes what is asked of it; it has `num_rows` rows."""
+
+    def __init__(self, num_rows=2):
+        self.num_rows, self.holding = num_rows, set()
+        self.stepped, self.chunks = [], []
+
+    def plan(self, chunks):
+        self.holding |= {chunk.request.request_id for chunk in chunks}
+        if len(self.holding) > self.num_rows:
+            raise LookupError(f"{len(self.holding)} requests for {self.num_rows} rows")
+        self.chunks.append(list(chunks))
+        return SimpleNamespace(is_plain=True, chunks=list(chunks))
+
+    def step(self, plan):
+        self.stepped.append(plan)
+
+    def release(self, request):
+        self.holding.discard(request.request_id)
+
+
+def follow(*messages, num_rows=2):
+    """The runner of a worker that has computed these; what was raised, if anything."""
+    follower = Follower(Runner(num_rows))
+    try:
+        for message in messages:
+            follower.compute(message)
+    except Exception as error:  # whatever it is, the assert shows it
+        return follower, repr(error)
+    return follower, None
+
+
+FIRST = StepMessage([], [(0, [5, 6])], [(0, [3])], [(0, 0, 2, True, False)], True)
+
+
+@pytest.mark.exercise("leader.Follower.compute")
+def test_a_worker_computes_the_chunks_of_the_message():
+    """With requests of its own, which it knows by number."""
+    follower, error = follow(FIRST)
+    assert error is None, "the first message of all: is it heard before its requests are looked up?"
+    assert len(follower.runner.stepped) == 1, "one message is one step: is it started, once?"
+    (chunk,) = follower.runner.chunks[0]
+    assert chunk.request.token_ids == [5, 6], "the request is the one that the message introduces"
+    assert chunk.request.block_table == [3], "is its block table up to date before the step?"
+    assert (chunk.start, chunk.length, chunk.samples) == (0, 2, True), "start, length, samples"
+
+
+@pytest.mark.exercise("leader.Follower.compute")
+def test_released_rows_are_free_before_the_step():
+    """One row: the newcomer needs the one that its predecessor leaves."""
+    second = StepMessage([0], [(1, [7])], [(1, [4])], [(1, 0, 1, True, False)], True)
+    follower, error = follow(FIRST, second, num_rows=1)
+    assert error is None, "one row, and request 0 is released: is it given back before the step?"
+    assert list(follower.requests) == [1], "request 0 is forgotten, request 1 is known"
+
+
+@pytest.mark.exercise("leader.Follower.compute")
+@pytest.mark.parametrize("is_decode", [True, False])
+def test_a_worker_decides_nothing(is_decode):
+    """One token may be a decode, or the last of a prompt; the leader knows."""
+    second = StepMessage([], [], [], [(0, 1, 1, True, is_decode)], True)
+    follower, _ = follow(FIRST, second)
+    chunk = follower.runner.chunks[-1][0]
+    assert chunk.is_decode is is_decode, (
+        "one token: is is_decode the one of the message, or worked out from the length?"
+    )
+
+
+@pytest.mark.exercise("leader.Follower.compute")
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_the_leader_says_which_graph(is_plain):
+    """Ranks that took different ways through a step would wait for each other for ever."""
+    follower, _ = follow(StepMessage([], [(0, [5])], [], [(0, 0, 1, True, False)], is_plain))
+    assert follower.runner.stepped[0].is_plain is is_plain, (
+        "a worker's plan says plain: it knows no sampling settings. Does the message win?"
+    )
+
+
+def test_following_ends_with_an_empty_message():
+    """Everything before it is computed."""
+    messages = iter([FIRST.encode(), b"", FIRST.encode()])
+    follower = Follower(Runner())
+    follower.follow(lambda: next(messages))
+    assert len(follower.runner.stepped) == 1
+
+
+def test_directory_and_followers_agree():
+    """Twelve steps with new requests, gains and releases: the tables are the leader's."""
+    directory, follower = Directory(), Follower(Runner(99))
+    requests = {}
+    for step in range(12):
+        requests[step] = make_request(f"r{step}", [step] * 3, [step])
+        if step % 3 == 2:
+            directory.release(requests.pop(step - 1))
+        for request in requests.values():
+            request.block_table += [step] * (len(request.block_table) % 2)
+        chunks = [prompt(request) for request in requests.values()]
+        follower.compute(message_of(directory, *chunks))
+        known = {name: directory.number_of[r.request_id] for name, r in requests.items()}
+        assert set(follower.requests) == set(known.values())
+        for name, number in known.items():
+            assert follower.requests[number].block_table == requests[name].block_table
+
+
+# -- around it --
+
+
+def test_ctrl_c_waits_until_the_end():
+    """Broken off in a step, the leader would leave the others waiting."""
+    reached = []
+    with pytest.raises(KeyboardInterrupt), uninterrupted():
+        os.kill(os.getpid(), signal.SIGINT)
+        reached.append("the end")
+    assert reached == ["the end"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_other_threads_are_not_interrupted_anyway():
+    """Signals are the main thread's: nothing is set there."""
+    before = signal.getsignal(signal.SIGINT)
+
+    def run():
+        with uninterrupted():
+            assert signal.getsignal(signal.SIGINT) is before
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+
+
+def test_an_event_that_does_not_come_is_explained():
+    """A GPU waits for ever in a sum; the host looks after the workers meanwhile."""
+    looks = []
+
+    def check():
+        looks.append(1)
+        if len(looks) == 3:
+            raise RuntimeError("worker 1 of 2 ended")
+
+    with pytest.raises(RuntimeError, match="worker 1"):
+        Watched(SimpleNamespace(query=lambda: False), check).synchronize()
+    Watched(SimpleNamespace(query=lambda: True), check).synchronize()
+    assert len(looks) == 3
