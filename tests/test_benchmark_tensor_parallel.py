@@ -4,9 +4,7 @@ import importlib
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-from ranks import ThreadTeam
-
+from course.ranks import ThreadTeam
 from minivllm import bench_results
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"

@@ -1,16 +1,12 @@
 """The collectives, as one rank sees them, and the leader's messages; the ranks are threads."""
 
-import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
-sys.path.insert(0, str(Path(__file__).parent))
-from ranks import on_ranks
-
+from course.ranks import on_ranks
 from minivllm.process_group import MESSAGE_BYTES, GroupError, ProcessGroup
 
 

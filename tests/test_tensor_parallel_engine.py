@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from ranks import ThreadTeam
 from tiny_checkpoint import VOCAB_SIZE, make_checkpoint
 
+from course.ranks import ThreadTeam
 from minivllm import LLM, SamplingParams
 from minivllm.process_group import GroupError
 
