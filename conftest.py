@@ -43,8 +43,10 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     if is_everything and not asks_for_one and getattr(option, "numprocesses", 0) is None:
         option.numprocesses, option.dist = min(cores, MAX_WORKERS), "loadfile"
         option.loadscopereorder = False  # the longest come first, not the largest number
-        # Threads that wait for each other's cores cost more than they bring.
-        os.environ.setdefault("OMP_NUM_THREADS", str(cores // option.numprocesses))
+        # Threads that wait for each other's cores cost more than they bring: with torch's alone
+        # set, numba's would still burn several times the work of a chapter that runs the model.
+        for name in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
+            os.environ.setdefault(name, str(cores // option.numprocesses))
         # Compiled and imported here once, instead of by each worker, check and notebook.
         code = "from minivllm import cpu_ops; cpu_ops.warm_up()"
         with subprocess.Popen([sys.executable, "-c", code], cwd=config.rootpath):

@@ -75,7 +75,9 @@ def _run(job: dict[str, Any], folder: Path, index: int) -> None:
     root = Path(job["root"])
     sys.meta_path.insert(0, _FromText(root, job["variants"][index]))
     options = ["-q", "--noconftest", "-c", os.devnull, "--rootdir", str(root), "--tb=no"]
-    for name in ("cacheprovider", "faulthandler", "warnings", "doctest"):
+    # The last two collect all garbage at the end, for warnings that nobody would see.
+    unused = ("cacheprovider", "faulthandler", "warnings", "doctest")
+    for name in (*unused, "unraisableexception", "threadexception"):
         options += ["-p", f"no:{name}"]
     code = pytest.main([*options, job["tests"]], plugins=[Reporter(job, folder, index)])
     os._exit(int(code))
@@ -86,6 +88,7 @@ class Reporter:
 
     def __init__(self, job: dict[str, Any], folder: Path, index: int) -> None:
         self.name, self.root, self.limit = job["name"], job["root"], job["limit"]
+        self.tests = Path(job["tests"])
         self.report = folder / f"report-{index}"
         self.stacks = open(folder / f"stacks-{index}", "w")  # noqa: SIM115 - open to the end
         self.compared: explain.Compared | None = None
@@ -99,6 +102,11 @@ class Reporter:
         """The marks that tests of the course carry."""
         for mark in ("exercise(*names)", "model", "slow", "gpu", "browser", "traces"):
             config.addinivalue_line("markers", mark)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
+        """Pass by the files beside the one with the tests: pytest would look at each of them."""
+        return None if self.tests.is_relative_to(collection_path) else True
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """The test file, or the package it imports, cannot be imported."""

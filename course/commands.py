@@ -177,7 +177,7 @@ def verify(args: Arguments) -> int:
     Each failure says how to repair it. Skips while minivllm/ holds a learner's code.
     """
     from course.build import learner_code_now
-    from course.gates import GATES, rebuilds_cells
+    from course.gates import GATES, rebuilds_cells, rest_of_staircase
 
     if mine := learner_code_now():
         print(f"skipped: minivllm/ holds code of yours ({', '.join(mine)}); the gates test ours")
@@ -185,7 +185,10 @@ def verify(args: Arguments) -> int:
     chapters = [path.stem for path in chapter_paths(args.name)]
     failed = False
     gates = GATES | ({2: rebuilds_cells} if args.after_nbval else {})
-    for number in args.gate or gates:
+    wanted = args.gate or list(gates)
+    if 2 in wanted:
+        gates |= {5: rest_of_staircase}
+    for number in wanted:
         start = time.perf_counter()
         problems = gates[number](chapters)
         failed = failed or bool(problems)

@@ -152,10 +152,14 @@ def state(exercise: Exercise, book: Book) -> str:
     return "passed" if entry.get("passed") == digest(text) else "yours"
 
 
-def states() -> dict[str, str]:
-    """The state of every exercise, in course order."""
+def states(notebook: str | None = None) -> dict[str, str]:
+    """The state of every exercise, or of every one of a notebook, in course order."""
     with ledger() as book:
-        return {name: state(exercise, book) for name, exercise in exercises().items()}
+        return {
+            name: state(exercise, book)
+            for name, exercise in exercises().items()
+            if notebook in (None, exercise.notebook)
+        }
 
 
 def learner_exercises() -> list[str]:

@@ -146,6 +146,16 @@ def _warm_up(names: list[str]) -> None:
     if "pytest" in names:
         for name in sys.modules["_pytest.config"].default_plugins:  # else imported in each run
             importlib.import_module(f"_pytest.{name}")
+    if "numba" in names:
+        _prepare_numba()
+
+
+def _prepare_numba() -> None:
+    """Have numba know its own functions, for which it takes a second at the first call of any."""
+    with suppress(ImportError, AttributeError):  # its inside may change
+        target = importlib.import_module("numba.core.registry").cpu_target
+        target.typing_context.refresh()
+        target.target_context.refresh()
 
 
 def _serve_clients(listener: socket.socket) -> None:
@@ -199,6 +209,8 @@ def _become(job: dict[str, Any], streams: list[int]) -> NoReturn:
     os.chdir(job["cwd"])
     os.environ.clear()
     os.environ.update(job["environment"])
+    # A server started in the background of a script ignores it, and its client passes it on.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if "numba" in sys.modules:  # it read the server's number of threads
         sys.modules["numba"].config.reload_config()
     first = [] if os.environ.get("PYTHONSAFEPATH") else [job["cwd"]]

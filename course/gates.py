@@ -7,7 +7,7 @@ sandboxes; what they promise is itself tested with planted faults (`tests/test_c
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -98,18 +98,25 @@ def rebuilds_cells(chapters: list[str]) -> Problems:
 
 
 def rebuild_one(chapter: str) -> Problems:
-    """Only build and check cells, on a package without this chapter's functions."""
+    """Only build and check cells, on a package without this chapter's functions and later ones.
+
+    Each check so runs on a step of the staircase, most of gate 5: see `climbed_by_cells`.
+    """
     nb = read_notebook(notebook("solutions", chapter))
     nb.cells = [c for c in nb.cells if "course" in c.metadata or c.source.startswith("%load_ext")]
     with sandbox.temporary(reference=True) as folder:
-        sandbox.take_out(folder, lambda exercise: exercise.notebook == chapter)
+        sandbox.take_out(folder, lambda exercise: exercise.notebook >= chapter)
         try:
             sandbox.run_notebook(nb, folder, notebook("solutions", chapter).parent)
         except ex.CourseError as error:
             return [
                 f"{chapter}: the solved build and check cells fail on a package without its"
-                f" functions. Repair the function in minivllm/ or its test, build again.\n{error}"
+                " functions and those of later chapters. Repair the function in minivllm/ or its"
+                f" test, build again; python -m course verify --gate 5 {chapter} says whether it"
+                f" needs a later exercise.\n{error}"
             ]
+        later = [e for e in ex.exercises().values() if e.notebook > chapter]
+        sandbox.set_sources(folder, {e.name: e.reference for e in later})
         return different_files(chapter, folder)
 
 
@@ -228,17 +235,43 @@ def staircase(chapters: list[str]) -> Problems:
     return in_parallel(climb, chapters)
 
 
-def climb(chapter: str) -> Problems:
+def rest_of_staircase(chapters: list[str]) -> Problems:
+    """Exercise by exercise: with all later ones still open, its check passes.
+
+    The steps that gate 2 does not climb, for a run in which it is asked as well.
+    """
+    return in_parallel(lambda chapter: climb(chapter, climbed_by_cells(chapter)), chapters)
+
+
+def climbed_by_cells(chapter: str) -> set[str]:
+    """Exercises that the solution checks before it builds a later one."""
+    order = [exercise.name for exercise in exercises_of([chapter])]
+    built: list[str] = []
+    climbed = set()
+    for cell in read_notebook(notebook("solutions", chapter)).cells:
+        course = cell.metadata.get("course", {})
+        built += course.get("build", [])
+        climbed |= {*course.get("check", [])} & {*sorted(built, key=order.index)[-1:]}
+    return climbed
+
+
+def climb(chapter: str, left_out: Collection[str] = ()) -> Problems:
     """The steps of one chapter, on a package that lacks its exercises and those of later ones."""
+    steps = exercises_of([chapter])
+    if all(exercise.name in left_out for exercise in steps):
+        return []
+    problems = []
     with sandbox.temporary(reference=True) as folder:
         sandbox.take_out(folder, lambda exercise: exercise.notebook >= chapter)
-        steps = exercises_of([chapter])
-        return [problem for exercise in steps for problem in step_problems(exercise, folder)]
+        for exercise in steps:
+            sandbox.set_sources(folder, {exercise.name: exercise.reference})
+            if exercise.name not in left_out:
+                problems += step_problems(exercise, folder)
+    return problems
 
 
 def step_problems(exercise: ex.Exercise, folder: Path) -> Problems:
-    """Build the exercise: whether it can now be checked, with nothing later built."""
-    sandbox.set_sources(folder, {exercise.name: exercise.reference})
+    """Whether the exercise, just built, can be checked with nothing later built."""
     ok, text = verdict(exercise.name, run_tests(exercise.name, folder), folder)
     if ok:
         return []

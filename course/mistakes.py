@@ -117,15 +117,18 @@ def runs_of(
     """What the tests report of each wrong answer; `events` are those of another run of them."""
     texts = [_texts(root, {name: mistake.source}) for mistake in library]
     limit = time_limit(events)
-    kept = _kept(name, root, json.dumps([texts, limit]), _stamps(name, root))
-    if not kept:
-        kept.append(run_variants(name, root, texts, heavy(events), limit))
-    return kept[0]
+    kept = _kept(name, root, json.dumps(texts), _stamps(name, root))
+    if not kept or kept[0][0] < limit:
+        kept[:] = [(limit, run_variants(name, root, texts, heavy(events), limit))]
+    return kept[0][1]
 
 
 @lru_cache(maxsize=100)
-def _kept(name: str, root: Path, key: str, stamps: tuple[int, ...]) -> list[list[list[Event]]]:
-    """Where the runs for one state of tests and package are kept: a learner tries again."""
+def _kept(
+    name: str, root: Path, key: str, stamps: tuple[int, ...]
+) -> list[tuple[float, list[list[Event]]]]:
+    """Where the runs for one state of tests and package are kept, with the time that a test had:
+    a learner tries again."""
     return []
 
 

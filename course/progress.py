@@ -34,3 +34,21 @@ def progress_map(states: dict[str, str]) -> str:
         f"{num_yours} of {len(words)} exercises are yours; borrowed: {words.count('borrowed')}"
     )
     return "\n".join([*lines, LEGEND])
+
+
+def whose_engine(states: dict[str, str]) -> str:
+    """Whether the engine is the learner's alone: "borrowed: 0", or how many exercises are still
+    ours or open, and which.
+
+    Example: "borrowed: 2 (03 block manager: allocate, free)".
+    """
+    missing: dict[str, list[str]] = {}
+    for name, word in states.items():
+        if word in ("borrowed", "open"):
+            chapter = exercises()[name].notebook.replace("_", " ")
+            missing.setdefault(chapter, []).append(name.rsplit(".", 1)[-1])
+    num_borrowed, num_open = (list(states.values()).count(word) for word in ("borrowed", "open"))
+    text = f"borrowed: {num_borrowed}" + (f", open: {num_open}" if num_open else "")
+    if not missing:
+        return f"{text}. All {len(states)} exercises of the engine are yours."
+    return "\n".join([text, *(f"    {k}: {', '.join(v)}" for k, v in missing.items())])

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from minivllm.model import CausalLM
 from minivllm.model_config import ModelConfig
-from minivllm.process_group import ProcessGroup
+from minivllm.process_group import GroupError, ProcessGroup
 from minivllm.weights import places
 
 # What a rank did: the call, and when it began and ended (seconds of time.perf_counter).
@@ -94,9 +94,10 @@ class ThreadTeam(ProcessGroup):
         # Each time anew: a build cell may have imported it again, with the learner's code.
         from minivllm.worker import work
 
-        group = ProcessGroup(store, rank, size, local=True)
-        self.marks[rank] = watch(group)
-        work(group)
+        with suppress(GroupError):  # if the leader breaks off, the others are of no use
+            group = ProcessGroup(store, rank, size, local=True)
+            self.marks[rank] = watch(group)
+            work(group)
 
     def close(self) -> None:
         """Send the workers home and wait for them."""

@@ -30,7 +30,7 @@ class Span:
     node: ast.stmt
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=200)  # every exercise, and the modules that hold them
 def parse(text: str) -> ast.Module:
     """`ast.parse`, also of a text that begins with a byte order mark. Do not change the result."""
     # Two threads that parse at once can fail in Python 3.11: "AST constructor recursion depth".
@@ -66,7 +66,7 @@ def find(text: str, name: str) -> list[Span]:
 
 def take(text: str, span: Span) -> str:
     """The source of a definition, moved to column 0, lines ending in \\n."""
-    lines, fixed = text.split("\n"), _lines_inside_strings(parse(text))
+    lines, fixed = text.split("\n"), _lines_inside_strings(span.node)
     out = []
     for index in range(span.start, span.end):
         line = lines[index].removesuffix("\r")

@@ -65,7 +65,7 @@ def check(name: str) -> str:
         raise CourseError(f"Stopped {exercise.name}: nothing was recorded.") from None
     with ledger() as book:
         entry_of(book, exercise.name).update(mine=digest(text), passed=digest(text))
-    return f"{message}\n{chapter_line(exercise.notebook, states())}"
+    return f"{message}\n{chapter_line(exercise.notebook, states(exercise.notebook))}"
 
 
 def refuse_if_not_yours(exercise: Exercise) -> None:

@@ -166,5 +166,5 @@ def replace(config: EngineConfig, **changes: Any) -> EngineConfig:
 
 def set_value(value: int | None) -> int:
     """A setting that may be None until the engine is built, where it must be set by now."""
-    assert value is not None, "this setting is filled in by engine.fill_in"
+    assert value is not None, "this setting is filled in by kv_sizing.fill_in"
     return value

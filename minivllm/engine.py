@@ -10,43 +10,20 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import torch
-
-from minivllm.backends import Backend, choose_backend, load_backend
 from minivllm.block_manager import BlockManager, NoPrefixes, Prefixes
-from minivllm.chunk_graphs import ChunkGraphs
-from minivllm.config import EngineConfig, replace, set_value
-from minivllm.cuda_graphs import StepGraphs
-from minivllm.devices import choose_device, choose_dtype
+from minivllm.config import EngineConfig, set_value
+from minivllm.flight import Flight
 from minivllm.generation_config import generation_defaults
-from minivllm.hub import resolve_model
-from minivllm.kv_sizing import fill_in
 from minivllm.leader import Leader
-from minivllm.logits_processors import rank_tokens
-from minivllm.model import CausalLM
-from minivllm.model_runner import ModelRunner, Pending, StepFunction
+from minivllm.model_runner import ModelRunner
+from minivllm.parts import build_runner, eos_token_ids_of, load_parts
 from minivllm.prefix_cache import PrefixCache
-from minivllm.process_group import ProcessGroup
 from minivllm.request import FinishReason, Request, SchedulerOutput
 from minivllm.scheduler import Scheduler
-from minivllm.tensor_parallel import choose_together, load_shard
-from minivllm.tokenizer import load_tokenizer, read_eos_token_ids
+from minivllm.tokenizer import load_tokenizer
 from minivllm.trace import Trace
-from minivllm.weights import load_model, read_config
-from minivllm.workers import agree, assemble, closed_on_error
-
-
-@dataclass
-class Flight:
-    """A step that was launched and not read yet."""
-
-    output: SchedulerOutput
-    started: float  # seconds of time.perf_counter
-    block_tables: dict[str, tuple[int, ...]]  # of its requests, if there is a trace
-    pending: Pending | None = None  # None until the runner has taken it
 
 
 @dataclass
@@ -85,92 +62,114 @@ class Engine:
         """Whether there is anything left to compute or to read."""
         return self.scheduler.has_unfinished_requests or bool(self.flights or self.failed)
 
-    def step(self) -> list[Request]:
-        """Schedule, compute and read one step; returns the requests that ended with it.
-
-        Raises RuntimeError if requests wait and nothing can be done for any of them. After an
-        error, or Ctrl-C, the requests stand where they stood before.
-        """
-        with self._rolled_back_on_error():
-            self.launch()
-            return self.read()
-
-    def step_overlapped(self) -> list[Request]:
-        """Launch the next step, then read the one before it; otherwise like `step`.
-
-        While the host reads and schedules, the device computes. The same tokens come out, one
-        step later; a request that turns out to have ended is computed once too often, and that
-        token is dropped.
-        """
-        with self._rolled_back_on_error():
-            was_launched = self.launch()
-            is_first = was_launched and len(self.flights) == 1
-            return [] if is_first else self.read()
-
-    def run(self) -> Iterator[Request]:
-        """Step until nothing is waiting or running; yields requests as they end."""
-        while self.has_unfinished_requests:
-            yield from self.step()
-
-    def run_overlapped(self) -> Iterator[Request]:
-        """`run` with its lines in another order: launch step n + 1, then read step n."""
-        while self.has_unfinished_requests:
-            yield from self.step_overlapped()
+    # -- one step in two halves ------------------------------------------------------------
 
     def launch(self) -> bool:
-        """Schedule one step and start it on the device, without waiting; whether there was one."""
+        """Ask the scheduler for a step and start it on the device; whether there was one.
+
+        Whoever was preempted or failed gives its row back (`_vacate(output, started)`). A step
+        with chunks becomes a flight (`_new_flight(output, started)`) at the end of `flights`; its
+        `pending` is what `runner.launch(chunks)` returns, and its tokens (`output.num_tokens`)
+        count into `num_computed_tokens`. A step without chunks is none: False. `started` is the
+        time before the scheduler was asked (`time.perf_counter`).
+
+        Never waits for the device. If `runner.launch` raises, the flight is in `flights` already,
+        so that the step can be rolled back. Raises RuntimeError if nothing can ever be done
+        (`_demand_progress`).
+
+        Example: two requests decode; the scheduler preempts the second to make room for the
+        first. The second gives its row back, a flight with one chunk is launched: True.
+        """
         started = time.perf_counter()
         output = self.scheduler.schedule()
         self._demand_progress(output)
-        for request in output.failed:
-            request.metrics.finished_time = started
-            self.failed.append(request)
         # Their rows may be written anew at once: the device does one step after the other.
-        for request in (*output.preempted, *output.failed):
-            self.runner.release(request)
+        self._vacate(output, started)
         if not output.chunks:
             return False
-        flight = Flight(output, started, self._block_tables(output))
-        self.num_computed_tokens += sum(chunk.length for chunk in output.chunks)
+        flight = self._new_flight(output, started)
+        self.num_computed_tokens += output.num_tokens
         # First noted, then launched: an error on the way rolls it back.
         self.flights.append(flight)
         flight.pending = self.runner.launch(output.chunks)
         return True
 
     def read(self) -> list[Request]:
-        """Wait for the oldest step in flight and take its tokens in; returns the requests that
-        ended."""
+        """Wait for the oldest flight, if there is one, and take its tokens in; returns the
+        requests that ended with it, then those of `failed`, which is empty afterwards.
+
+        A flight leaves `flights` when its tokens are there (`flight.wait()`), not before: a wait
+        that breaks off leaves it, to be rolled back. `scheduler.update(flight.output, token_ids)`
+        says who ended, and frees blocks as soon as no step in flight writes to them; rows are
+        given back here (`runner.release`). `_note(flight, ended)` keeps times, logprobs and trace
+        of what the scheduler has taken in. `_check()` comes last.
+
+        Example: steps 6 and 7 are in flight. It waits for step 6 alone; a request that ended with
+        it is returned, its row is free, and its blocks stay its own until step 7 is read.
+        """
         ended: list[Request] = []
         if self.flights:
-            ended = self._take_in(self.flights[0])
-        ended += self.failed
-        self.failed = []
-        if self.check_invariants:
-            chunks = [chunk for flight in self.flights for chunk in flight.output.chunks]
-            self.scheduler.check(chunk.request for chunk in chunks)
+            flight = self.flights[0]
+            token_ids = flight.wait()
+            self.flights.remove(flight)
+            ended = self.scheduler.update(flight.output, token_ids)
+            self._note(flight, ended)
+            for request in ended:
+                self.runner.release(request)
+        ended, self.failed = ended + self.failed, []
+        self._check()
         return ended
 
-    def _take_in(self, flight: Flight) -> list[Request]:
-        assert flight.pending is not None, "a flight is read after it was launched"
-        token_ids = flight.pending.wait()
-        self.flights.remove(flight)
-        finished = self.scheduler.update(flight.output, token_ids)
-        self._keep_logprobs(flight.output, flight.pending)
-        self._note_times(flight)
-        for request in finished:
-            self.runner.release(request)
-        self._record(flight, finished + flight.output.failed)
-        return finished
+    # -- the two loops ---------------------------------------------------------------------
 
-    def _keep_logprobs(self, output: SchedulerOutput, pending: Pending) -> None:
-        """Give each request the log-probabilities of the token it has just got, if it asked."""
-        if pending.ranked is None:
-            return
-        sampling = [chunk.request for chunk in output.chunks if chunk.samples]
-        for request, logprobs in zip(sampling, pending.logprobs(), strict=True):
-            # The token of a request that had ended already was dropped.
-            if logprobs is not None and len(request.logprobs) < request.num_output_tokens:
-                request.logprobs.append(logprobs)
+    def step(self) -> list[Request]:
+        """Launch one step and read it; returns the requests that ended with it.
+
+        Also reads if there was nothing to launch: requests may have failed. Raises RuntimeError
+        if requests wait and nothing can be done for any of them. After an error, or Ctrl-C, the
+        requests stand where they stood before: all of it happens in `with
+        self._rolled_back_on_error():`.
+
+        Example: a prompt of 5 tokens with `max_tokens=2` needs two calls: [], then [request].
+        """
+        with self._rolled_back_on_error():
+            self.launch()
+            return self.read()
+
+    def run(self) -> Iterator[Request]:
+        """Call `step` while there is anything to compute or to read
+        (`has_unfinished_requests`); yields requests as they end, not all at the end.
+
+        Example: answers of 1 and 30 tokens: the first is yielded after one step.
+        """
+        while self.has_unfinished_requests:
+            yield from self.step()
+
+    def step_overlapped(self) -> list[Request]:
+        """Launch the next step, then read the one before it; otherwise like `step`.
+
+        While the host reads and schedules, the device computes. The first call has no step
+        before it and reads nothing; afterwards one flight is left after each call, until there is
+        nothing to launch: then the last one is read. The same tokens come out, one call later; a
+        request that turns out to have ended is computed once too often, and that token is
+        dropped.
+
+        Example, 3 tokens: launch 0 | launch 1, read 0 | launch 2, read 1 | read 2.
+        """
+        with self._rolled_back_on_error():
+            was_launched = self.launch()
+            is_first = was_launched and len(self.flights) == 1
+            return [] if is_first else self.read()
+
+    def run_overlapped(self) -> Iterator[Request]:
+        """`run` with its lines in another order: launch step n + 1, then read step n.
+
+        Goes on until every step is read, also if nobody waits or runs any more.
+        """
+        while self.has_unfinished_requests:
+            yield from self.step_overlapped()
+
+    # -- what they need --------------------------------------------------------------------
 
     def abort(self, request_id: str, reason: FinishReason = "abort") -> Request | None:
         """End a request early; returns it, or None if no unfinished one has this id."""
@@ -185,12 +184,28 @@ class Engine:
         if isinstance(self.runner, Leader):
             self.runner.close()
 
+    def _new_flight(self, output: SchedulerOutput, started: float) -> Flight:
+        """A step that is about to be launched, with what the trace wants to know of it."""
+        flight = Flight(output, started)
+        if self.trace is not None:
+            flight.keep_block_tables()
+        return flight
+
     def _demand_progress(self, output: SchedulerOutput) -> None:
+        """Raise RuntimeError for a step that does nothing and cannot be waited for."""
         if not (output.chunks or output.failed or self.flights or self.failed):
             raise RuntimeError(
                 f"{self.scheduler} cannot do anything in this step; this is a bug in the engine,"
                 " not in your requests. Please report it with the settings in llm.config"
             )
+
+    def _vacate(self, output: SchedulerOutput, now: float) -> None:
+        """Take the rows of those who no longer run, and keep the failed ones for the next read."""
+        for request in output.failed:
+            request.metrics.finished_time = now
+            self.failed.append(request)
+        for request in (*output.preempted, *output.failed):
+            self.runner.release(request)
 
     @contextmanager
     def _rolled_back_on_error(self) -> Iterator[None]:
@@ -203,124 +218,54 @@ class Engine:
                 self.scheduler.rollback(self.flights.pop().output)
             raise
 
-    def _note_times(self, flight: Flight) -> None:
-        now = time.perf_counter()
-        for chunk in flight.output.chunks:
-            request, metrics = chunk.request, chunk.request.metrics
-            if metrics.first_scheduled_time is None:
-                metrics.first_scheduled_time = flight.started
-            # The token of a request that had ended already was dropped.
-            if len(metrics.token_times) < request.num_output_tokens:
-                metrics.token_times.append(now)
-            if request.is_finished and metrics.finished_time is None:
-                metrics.finished_time = now
-
-    def _block_tables(self, output: SchedulerOutput) -> dict[str, tuple[int, ...]]:
-        """Who owns which blocks in this step, if anybody wants to know."""
-        if self.trace is None:
-            return {}
-        return {c.request.request_id: tuple(c.request.block_table) for c in output.chunks}
-
-    def _record(self, flight: Flight, finished: list[Request]) -> None:
+    def _note(self, flight: Flight, ended: list[Request]) -> None:
+        """Keep what is known of a step once the scheduler has taken its tokens in."""
+        flight.keep_logprobs()
+        flight.note_times()
         if self.trace is not None:
-            self.trace.record(
-                flight.output,
-                started=flight.started,
-                finished=finished,
-                num_waiting=len(self.scheduler.waiting),
-                block_tables=flight.block_tables,
-                cached_blocks=self.memory.cached_blocks(),
-            )
+            flight.record(self.trace, ended, len(self.scheduler.waiting), self.memory)
+
+    def _check(self) -> None:
+        """Assert every module's invariant, if `check_invariants` asks for it."""
+        if self.check_invariants:
+            chunks = [chunk for flight in self.flights for chunk in flight.output.chunks]
+            self.scheduler.check(chunk.request for chunk in chunks)
 
 
 # -- putting an engine together ---------------------------------------------------------------
 
 
 def build_engine(config: EngineConfig, *, trace: bool = False, progress: bool = True) -> Engine:
-    """Load the model that `config` names and hand every part what it needs.
+    """An engine of the model that `config` names, every part handed what it needs.
 
-    Raises ValueError where the model, the settings and the memory do not go together.
+    `parts = load_parts(config, progress)` has the loaded `model`, the `path` of the checkpoint's
+    directory and the `config` in which every None has been replaced. From that config, not from
+    the one that came in, are made:
+
+    - one memory (`build_memory`), which engine and scheduler share;
+    - the `Scheduler` of that memory, `max_num_seqs` and `max_num_batched_tokens`;
+    - the runner, `build_runner(parts)`;
+    - from the directory: `load_tokenizer`, `eos_token_ids_of` (with the model's `vocab_size`),
+      `generation_defaults`;
+    - with `trace`, a `Trace` of the memory's blocks (`pool.num_blocks`, `block_size`).
+
+    `set_value(x)` is x without its None, for type checkers. Raises ValueError where the model,
+    the settings and the memory do not go together.
     """
-    path = resolve_model(config.model_path or config.model)
-    group = assemble(config, path)
-    with closed_on_error(group):
-        config, runner = build_rank(config, path, group, progress=progress)
-
-        memory = build_memory(config)
-        vocab_size = runner.model.config.vocab_size
-        return Engine(
-            config=config,
-            tokenizer=load_tokenizer(path),
-            eos_token_ids=tuple(i for i in read_eos_token_ids(path) if i < vocab_size),
-            memory=memory,
-            scheduler=Scheduler(
-                memory, set_value(config.max_num_seqs), set_value(config.max_num_batched_tokens)
-            ),
-            runner=runner if group is None else Leader(runner, group),
-            generation_defaults=generation_defaults(path),
-            trace=Trace(memory.pool.num_blocks, memory.block_size) if trace else None,
-        )
-
-
-def build_rank(
-    config: EngineConfig, path: Path, group: ProcessGroup | None, *, progress: bool = True
-) -> tuple[EngineConfig, ModelRunner]:
-    """One rank's part of the engine, with the settings filled in: all that computes. Without a
-    group it is the whole model."""
-    model_config = read_config(path)
-    device = choose_device(config.device)
-    if group is not None:
-        device = group.use(device, config.distributed_timeout_seconds)
-    dtype = choose_dtype(config.dtype, model_config.dtype, device)
-    max_len = config.max_model_len or model_config.max_position
-    backend_name = choose_backend(
-        config.attention_backend, device, config.block_size, model_config.head_dim, dtype
+    parts = load_parts(config, progress)
+    config, vocab_size = parts.config, parts.model.config.vocab_size
+    memory = build_memory(config)
+    max_seqs, max_tokens = config.max_num_seqs, config.max_num_batched_tokens
+    return Engine(
+        config=config,
+        tokenizer=load_tokenizer(parts.path),
+        eos_token_ids=eos_token_ids_of(parts.path, vocab_size),
+        memory=memory,
+        scheduler=Scheduler(memory, set_value(max_seqs), set_value(max_tokens)),
+        runner=build_runner(parts),
+        generation_defaults=generation_defaults(parts.path),
+        trace=Trace(memory.pool.num_blocks, memory.block_size) if trace else None,
     )
-    config = replace(config, attention_backend=backend_name)
-    backend = load_backend(backend_name)
-    if group is None:
-        model = load_model(
-            path, model_config, dtype, device, max_len, ops=backend.ops, progress=progress
-        )
-        config = fill_in(config, path, backend.prepare(model))
-        return config, build_runner(model, backend, config)
-
-    backend = backend._replace(sample=choose_together(backend.sample, group))
-    model = load_shard(
-        path, model_config, group, dtype, device, max_len, ops=backend.ops, progress=progress
-    )
-    backend.prepare(model)
-    config = agree(fill_in(config, path, model, group.size), group)
-    return config, build_runner(model, backend, config)
-
-
-def build_runner(model: CausalLM, backend: Backend, config: EngineConfig) -> ModelRunner:
-    """The runner, warm, and with graphs of its steps unless the settings refuse them."""
-    graphs = [] if config.enforce_eager else build_graphs(backend, config)
-
-    def wrap(step: StepFunction) -> StepFunction:
-        for kind in graphs:
-            step = kind.wrap(step)
-        return step
-
-    runner = ModelRunner(
-        model, backend.ops, backend.sample, model.config, config, rank_tokens, wrap
-    )
-    if runner.device.type == "cuda":
-        runner.warm_up()
-    for kind in graphs:
-        kind.capture_all()
-    return runner
-
-
-def build_graphs(backend: Backend, config: EngineConfig) -> list[StepGraphs | ChunkGraphs]:
-    """Room for graphs of decode steps, and of small steps with prompts where that is possible."""
-    sizes = set_value(config.max_num_seqs), set_value(config.max_model_len)
-    device = torch.device(config.device)
-    decodes = StepGraphs(*sizes, device)
-    if not backend.captures_prompts or device.type != "cuda":
-        return [decodes]
-    return [ChunkGraphs(*sizes, decodes.pool, device), decodes]
 
 
 def build_memory(config: EngineConfig) -> BlockManager:

@@ -270,14 +270,14 @@ class VocabParallelHead(nn.Module):
 
 
 def load_shard(
-    path: str | Path, config: ModelConfig, group: Group, *arguments: Any, **options: Any
+    group: Group, path: str | Path, config: ModelConfig, *arguments: Any, **options: Any
 ) -> CausalLM:
     """A rank's shard of the model in the directory `path`, ready to run; arguments and options are
     those of `weights.load_model`. No more than this rank's part is ever in memory."""
     take = take_part(config, group.rank, group.size)
     shape = shard_config(config, group.size)
-    model = load_model(path, shape, *arguments, take=take, **options)
-    return parallelize(model, config.vocab_size, group)
+    shard = load_model(path, shape, *arguments, take=take, **options)
+    return parallelize(shard, config.vocab_size, group)
 
 
 def parallelize(model: CausalLM, vocab_size: int, group: Group) -> CausalLM:

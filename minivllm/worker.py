@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 
 from minivllm.config import EngineConfig
-from minivllm.engine import build_rank
 from minivllm.hub import resolve_model
 from minivllm.leader import Follower
+from minivllm.parts import build_rank_runner, load_rank
 from minivllm.process_group import GroupError, ProcessGroup
 from minivllm.workers import torchrun_group
 
@@ -56,7 +56,7 @@ def work(group: ProcessGroup) -> None:
     """Hear the settings, load this rank's shard, and compute until the leader says it is over."""
     config = EngineConfig(**json.loads(group.receive()))
     path = resolve_model(config.model_path or config.model)
-    _, runner = build_rank(config, path, group, progress=False)
+    runner = build_rank_runner(load_rank(config, path, group, progress=False))
     Follower(runner).follow(group.receive)
     group.close()
 

@@ -74,6 +74,8 @@ TABLE: list[tuple[str, int, int | None]] = [
     ("timeline", 3, None),
     ("figures", 3, None),
     ("kv_sizing", 3, None),
+    ("parts", 3, None),
+    ("flight", 3, None),
     ("engine", 3, 11),
     ("worker", 3, None),
     ("prompts", 3, None),

@@ -84,7 +84,9 @@ def test_a_fork_ends_as_a_process_does(tmp_path, text, code, words):
 
 def test_a_fork_is_interrupted_through_its_client(tmp_path):
     """As Jupyter interrupts a kernel."""
-    write(tmp_path, "import time\nprint('ready', flush=True)\ntime.sleep(60)")
+    # Short sleeps: a signal that comes between a line and its system call does not interrupt that.
+    wait = "while True: time.sleep(0.1)"
+    write(tmp_path, f"import time\nprint('ready', flush=True)\n{wait}")
     process = start(tmp_path)
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)

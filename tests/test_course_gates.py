@@ -182,6 +182,26 @@ def test_gate_5_sees_a_check_that_needs_a_later_exercise(tmp_path):
     assert "boxes.Shelf.give cannot" not in text
 
 
+def test_gates_2_and_5_share_the_steps_of_the_staircase(built, tmp_path):
+    """Gate 2 climbs those that cells climb; `take` is built in one cell with the later `give`."""
+    script = "from course.gates import climbed_by_cells; print(*climbed_by_cells('01_boxes'))"
+    climbed = run(built, "-c", script).stdout.split()
+    assert sorted(climbed) == ["boxes.Shelf.give", "boxes.boxes_for"]
+    needs = TESTS.replace(
+        '"are the boxes still free?"', '"are the boxes still free?"\n    shelf.give([0])'
+    )
+    faulty(tmp_path / "rest", tests=needs)
+    text = course(tmp_path / "rest", "verify", "--gate", "2", "--gate", "5", code=1)
+    assert "ok      gate 2" in text and "FAILED  gate 5" in text
+    assert "boxes.Shelf.take cannot be checked before a later exercise is built" in text
+    assert text.count("\n  - ") == 1
+    needs = TESTS.replace(
+        '"do you always add one?"', '"do you always add one?"\n    Shelf(2).take(1)'
+    )
+    faulty(tmp_path / "cells", tests=needs)
+    assert "verify --gate 5 01_boxes" in failure(tmp_path / "cells", 2)
+
+
 # -- 6: pages ----------------------------------------------------------------------------------
 
 

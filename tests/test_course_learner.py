@@ -7,7 +7,6 @@ solution notebook runs it, and `minivllm generate` runs here on a checkpoint of 
 import os
 import shutil
 import subprocess
-import sys
 
 import pytest
 from tiny_checkpoint import make_checkpoint
@@ -80,9 +79,9 @@ def allocate(self, request: Request, num_tokens: int, keep_watermark: bool = Fal
 }
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def no_forks(monkeypatch):
-    """Kernels and checks start as a learner's do."""
+    """Kernels and checks start as a learner's do, which takes seconds each."""
     monkeypatch.delenv(forks.FOLDER, raising=False)
     monkeypatch.delenv("JUPYTER_PATH", raising=False)  # where the kernels are that are forks
 
@@ -92,8 +91,9 @@ def clone(tmp_path_factory):
     """The files that git would commit, in a repository of their own; tests take a copy."""
     folder = tmp_path_factory.mktemp("clone") / "minivllm"
     skip = shutil.ignore_patterns("__pycache__", "*.mine.ipynb")
-    for name in ("minivllm", "course", "tests", "notebooks", "solutions"):
+    for name in ("course", "tests", "notebooks", "solutions"):
         shutil.copytree(HOME / name, folder / name, ignore=skip)
+    shutil.copytree(HOME / "minivllm", folder / "minivllm")  # with the kernels that are compiled
     for name in ("pyproject.toml", "conftest.py", ".gitignore"):
         shutil.copy(HOME / name, folder)
     for exercise in ex.exercises().values():  # ours, also where this tree holds a learner's code
@@ -118,7 +118,7 @@ def environment(folder, **more: str) -> dict[str, str]:
 def run(folder, *command: str, code: int = 0, **more: str) -> str:
     """Run `python COMMAND...` in the checkout."""
     result = subprocess.run(
-        [sys.executable, *command],
+        forks.command(*command),
         cwd=folder,
         env=environment(folder, **more),
         stdin=subprocess.DEVNULL,
@@ -174,15 +174,17 @@ def test_the_answers_below_are_those_of_the_chapter():
     assert list(ANSWERS) == [e.name for e in ex.exercises().values() if e.notebook == CHAPTER]
 
 
-def test_the_blank_notebook_runs_through_and_every_check_says_open(tree, monkeypatch):
-    """And nothing is written by it."""
-    printed = run_all(tree, monkeypatch)
+def test_in_the_blank_notebook_every_check_says_open_and_run_all_goes_on(tree, monkeypatch):
+    """And nothing is written by it. Build and check cells: gate 3 runs the experiments as well."""
+    cells = [cell_of(kind, name) for name in ANSWERS for kind in ("build", "check")]
+    printed = run_all(tree, monkeypatch, tuple(cells))
     checks = {key: text for key, text in printed.items() if key.startswith("check-")}
     assert len(checks) == len(ANSWERS)
     assert all(text.startswith("Open: ") for text in checks.values())
     assert git(tree, "status", "--porcelain") == ""
 
 
+@pytest.mark.usefixtures("no_forks")
 def test_a_wrong_answer_is_named_and_the_right_one_passes(tree, monkeypatch):
     """In the cells of one exercise; after the right one nothing else in the file has changed."""
     name = "block_manager.blocks_for"
@@ -221,6 +223,7 @@ def test_from_blank_to_an_engine_of_ones_own_and_back(tree, monkeypatch, tmp_pat
     assert "the learner allocates" not in run(tree, *command)
 
 
+@pytest.mark.usefixtures("no_forks")
 def test_pytest_tests_the_learners_engine(tree):
     """With their wrong code it fails by the exercise's name, with their right code it passes."""
     name = "block_manager.BlockPool.share"

@@ -214,10 +214,28 @@ def test_starting_numbas_threads_leaves_torchs_alone() -> None:
         "import torch; from minivllm import cpu_ops;"
         "print([cpu_ops.num_threads(), cpu_ops.num_threads(), torch.get_num_threads()])"
     )
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    assert printed_by(code, omp=1, numba=2) == "[1, 1, 1]"
+
+
+@needs_kernels
+def test_two_threads_share_a_product() -> None:
+    """A run of all tests gives each process one thread a core, so here are two."""
+    code = (
+        "import numpy as np; from minivllm import cpu_ops; print(cpu_ops.num_threads(), end=' ');"
+        "x, weight = np.random.default_rng(0).random((2, 96, 64), np.float32);"
+        "out = np.empty((96, 96), np.float32);"
+        "cpu_ops.cpu_kernels.dense_product(x, weight, out, cpu_ops.num_threads());"
+        "print(np.allclose(out, x @ weight.T, rtol=1e-5))"
+    )
+    assert printed_by(code, omp=2, numba=2) == "2 True"
+
+
+def printed_by(code: str, omp: int, numba: int) -> str:
+    """What Python prints that starts with these numbers of threads."""
+    environment = os.environ | {"OMP_NUM_THREADS": str(omp), "NUMBA_NUM_THREADS": str(numba)}
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[1, 1, 1]"
+    return done.stdout.strip()
 
 
 @needs_kernels

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from ranks import ThreadTeam
 from tiny_checkpoint import VOCAB_SIZE, make_checkpoint
 
+from course.ranks import ThreadTeam
 from minivllm import LLM, SamplingParams
+from minivllm.process_group import GroupError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 PROMPTS = [[1, 2, 3], [5] * 30, list(range(40, 60))]
@@ -127,6 +128,25 @@ def test_aborted_requests_give_their_rows_back_on_all_ranks(checkpoint):
             llm.step()
         assert not llm.engine.runner.directory.number_of
         assert llm.generate([[1, 2, 3]], GREEDY, use_tqdm=False)[0].finished
+
+
+def test_after_a_step_that_broke_off_the_engine_is_at_its_end(checkpoint):
+    """The ranks stand at different places, and that cannot be mended: every call says so."""
+    with LLM(
+        str(checkpoint()),
+        tensor_parallel_size=2,
+        attention_backend="torch",
+        progress=False,
+        distributed_timeout_seconds=1,
+    ) as llm:
+        runner = llm.engine.runner.runner
+        runner.step, step = (lambda plan: 1 / 0), runner.step
+        with pytest.raises(ZeroDivisionError):
+            llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+        runner.step = step
+        for _ in range(2):
+            with pytest.raises(GroupError, match=r"broke off \(ZeroDivision.*make a new LLM"):
+                llm.generate(PROMPTS, GREEDY, use_tqdm=False)
 
 
 def test_ranks_agree_on_the_number_of_blocks(checkpoint, monkeypatch):

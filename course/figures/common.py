@@ -103,8 +103,9 @@ def lit_map(svg: str, module: str) -> str:
 
     The lit box is gold and has a thick frame. Raises ValueError if the map has no such box.
     """
-    box = re.compile(rf'<rect class="box"(?= [^\n]*\n[^\n]*>{re.escape(module)}</text>)')
-    lit, found = box.subn('<rect class="lit"', svg)
+    # The engine's own name stands in a plain rectangle on its frame.
+    name = rf"(?=[^\n]*\n[^\n]*>{re.escape(module)}</text>)"
+    lit, found = re.subn(rf'<rect (?:class="box" )?{name}', '<rect class="lit" ', svg)
     if found != 1:
         raise ValueError(f"module={module!r} has {found} boxes on the map; it must have 1")
     style = f".lit {{ fill: {PALETTE['cached']}; stroke: {INK}; stroke-width: 3.5 }}"

@@ -18,7 +18,7 @@ if not torch.cuda.is_available():
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tiny_checkpoint import VOCAB_SIZE, make_checkpoint
 
-from minivllm import LLM, SamplingParams, backends, chunk_graphs, engine
+from minivllm import LLM, SamplingParams, backends, chunk_graphs, parts
 
 pytestmark = [
     pytest.mark.gpu,
@@ -318,7 +318,7 @@ def forced_logits(path, texts, monkeypatch, **settings):
     def load(name):
         return backends.load_backend(name)._replace(sample=sample)
 
-    monkeypatch.setattr(engine, "load_backend", load)
+    monkeypatch.setattr(parts, "load_backend", load)
     params = [
         SamplingParams(max_tokens=len(text) - 19, seed=n + 1, ignore_eos=True)
         for n, text in enumerate(texts)

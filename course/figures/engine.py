@@ -1,0 +1,249 @@
+"""The pictures of chapter 11: launch and read on a clock, throughput and latency against batch size
+and request rate, memory over time, what each part bought, and engines side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from course.figures.common import (
+    GRID,
+    INK,
+    Picture,
+    fill,
+    halo,
+    key,
+    label,
+    legend,
+    new_axes,
+    picture,
+    this_machine,
+    timeline,
+    write,
+)
+from course.figures.ladder import find, ladder, provenance, recorded
+from course.toy_device import Work
+from minivllm.figures import PALETTE
+from minivllm.timeline import count, num_blocks_in_use
+from minivllm.trace import Trace
+
+__all__ = [
+    "batches",
+    "find",
+    "ladder",
+    "lanes",
+    "memory",
+    "provenance",
+    "rates",
+    "ratios",
+    "recorded",
+    "rungs",
+    "this_machine",
+    "timeline",
+]
+
+LOOKS = {"launch": "prefill", "read": "waiting", "compute": "decode", "owned": "cached"}
+
+
+# -- the loop ----------------------------------------------------------------------------------
+
+
+def lanes(runs: Mapping[str, Sequence[Work]]) -> Picture:
+    """What host and device did in each run, and who owned blocks meanwhile; a number in a bar is
+    the step's. A step that was computed for nobody is crossed out."""
+    names = {run: list(dict.fromkeys(work.lane for work in log)) for run, log in runs.items()}
+    heights = [len(lanes) for lanes in names.values()]
+    figure, panels = new_axes(
+        0.7 + sum(0.5 + 0.34 * height for height in heights),
+        len(runs),
+        squeeze=False,
+        sharex=True,
+        gridspec_kw={"height_ratios": heights},
+    )
+    words = []
+    for ax, (run, log) in zip(panels[:, 0], runs.items(), strict=True):
+        for work in log:
+            look = fill(LOOKS[work.what]) | ({"hatch": "xxx"} if work.is_wasted else {})
+            y = names[run].index(work.lane)
+            ax.barh(y, work.end - work.start, 0.8, left=work.start, **look)
+            if work.what != "owned":
+                middle = (work.start + work.end) / 2
+                write(ax, middle, y, str(work.step), path_effects=halo())
+        words.append(_lanes_in_words(ax, run, log, names[run]))
+    panels[-1, 0].set_xlabel("time (ms of a clock that only counts)", fontsize=9)
+    keys = [key("prefill", "launch"), key("waiting", "read"), key("decode", "compute")]
+    keys.append(key("decode", "for nobody", hatch="xxx"))
+    if any(work.what == "owned" for log in runs.values() for work in log):
+        keys.append(key("cached", "owned"))
+    legend(panels[0, 0], keys)
+    return picture(figure, f"Timelines of host and device. {' '.join(words)}")
+
+
+def _lanes_in_words(ax: Any, run: str, log: Sequence[Work], lanes: Sequence[str]) -> str:
+    steps = [work for work in log if work.what == "compute"]
+    end = max(work.end for work in log)
+    busy = sum(work.end - work.start for work in steps)
+    wasted = sum(work.is_wasted for work in steps)
+    words = f"{count(len(steps), 'step')} in {end:g} ms, the device busy for {busy / end:.0%}"
+    label(ax, f"{run}: {words}", "", "")
+    ax.set_yticks(range(len(lanes)), lanes)
+    ax.set_ylim(len(lanes) - 0.5, -0.5)
+    ax.set_xlim(0, None)
+    owned = [f"{w.lane} owned from {w.start:g} to {w.end:g}" for w in log if w.what == "owned"]
+    more = "".join(f"; {part}" for part in owned) + (f"; {wasted} for nobody" if wasted else "")
+    return f"{run}: {words}{more}."
+
+
+# -- throughput and latency ----------------------------------------------------------------------
+
+
+def batches(points: Sequence[Mapping[str, float]], limits: Mapping[int, float]) -> Picture:
+    """Tokens per second and milliseconds per token over the batch size. A point has `batch`,
+    `tokens_per_s` and `ms`; `limits` is the most tokens per second that the machine allows at a
+    batch size."""
+    figure, (left, right) = new_axes(3.2, 1, 2)
+    sizes = [point["batch"] for point in points]
+    speeds = [point["tokens_per_s"] for point in points]
+    waits = [point["ms"] for point in points]
+    left.plot(sizes, speeds, "o-", color=PALETTE["prefill"], markeredgecolor=INK)
+    left.plot(list(limits), list(limits.values()), "--", color=INK, linewidth=1.4)
+    middle = list(limits)[len(limits) // 2]
+    left.annotate("the machine's limit", (middle, limits[middle]), xytext=(4, 8), ha="right",
+                  textcoords="offset points", fontsize=8, color=INK)  # fmt: skip
+    label(left, "Throughput", "requests at a time", "tokens per second")
+    left.set_yscale("log")
+    left.set_ylim(min(speeds) / 1.6, max(*speeds, *limits.values()) * 1.6)
+    right.plot(sizes, waits, "s-", color=PALETTE["preempted"], markeredgecolor=INK)
+    label(right, "What each reader waits", "requests at a time", "ms between two tokens (median)")
+    right.set_ylim(0, max(waits) * 1.2)
+    for ax, values, form in ((left, speeds, "{:.0f}"), (right, waits, "{:.0f}")):
+        ax.set_xscale("log", base=2)
+        ax.set_xticks(sizes, [f"{size:g}" for size in sizes])
+        ax.minorticks_off()
+        ax.grid(color=GRID, linewidth=0.6)
+        for x, y in zip(sizes, values, strict=True):
+            ax.annotate(form.format(y), (x, y), xytext=(0, -13), textcoords="offset points",
+                        ha="center", fontsize=7, color=INK, path_effects=halo())  # fmt: skip
+    figure.suptitle(this_machine(), fontsize=8, x=0.01, ha="left")
+    parts = [
+        f"{p['batch']:g}: {p['tokens_per_s']:.0f} tok/s of at most {limits[int(p['batch'])]:.0f},"
+        f" {p['ms']:.0f} ms"
+        for p in points
+    ]
+    return picture(figure, f"Throughput and latency by batch size. {'; '.join(parts)}.")
+
+
+def rates(points: Sequence[Mapping[str, float]], capacity: float) -> Picture:
+    """Three panels over the request rate: throughput, time to first token, time between tokens.
+
+    A point has `rate` (requests per second that arrive), `tokens_per_s`, and milliseconds
+    `first_p50`, `first_p90`, `gap_p50`, `gap_p99`. `capacity` (requests per second) is marked.
+    """
+    figure, panels = new_axes(3.0, 1, 3)
+    x = [point["rate"] for point in points]
+    curves = [
+        ("Output", "tokens per second", ["tokens_per_s"]),
+        ("First token", "ms", ["first_p50", "first_p90"]),
+        ("Between tokens", "ms", ["gap_p50", "gap_p99"]),
+    ]
+    styles = [("o", "-", PALETTE["prefill"]), ("s", "--", PALETTE["preempted"])]
+    for ax, (title, unit, names) in zip(panels, curves, strict=True):
+        for name, (mark, line, color) in zip(names, styles):
+            text = name.rpartition("_")[2] if len(names) > 1 else None
+            ax.plot(x, [p[name] for p in points], line, marker=mark, color=color,
+                    markeredgecolor=INK, markersize=5, label=text)  # fmt: skip
+        ax.axvline(capacity, color=INK, linestyle=":", linewidth=1.2)
+        label(ax, title, "requests per second", unit)
+        ax.set_ylim(0, max(p[name] for p in points for name in names) * 1.45)
+        ax.set_xlim(0, max(*x, capacity) * 1.1)
+        ax.grid(color=GRID, linewidth=0.6)
+        if len(names) > 1:
+            ax.legend(fontsize=8, frameon=False, loc="upper left")
+    panels[0].text(capacity, 0, " full ", rotation=90, va="bottom", ha="right", fontsize=8,
+                   color=INK)  # fmt: skip
+    figure.suptitle(f"Poisson arrivals; {this_machine()}", fontsize=8, x=0.01, ha="left")
+    parts = [
+        f"{p['rate']:.2g} requests/s: {p['tokens_per_s']:.0f} tok/s, first token"
+        f" {p['first_p50']:.0f} ms (p90 {p['first_p90']:.0f}), between tokens"
+        f" {p['gap_p50']:.0f} ms (p99 {p['gap_p99']:.0f})"
+        for p in points
+    ]
+    words = f"the machine is full at {capacity:.2g} requests per second"
+    return picture(figure, f"Three line charts over the request rate; {words}. {'; '.join(parts)}.")
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def memory(trace: Trace) -> Picture:
+    """The KV blocks over the seconds of a run: in use, cached, free; and who waits."""
+    figure, (ax, below) = new_axes(3.6, 2, sharex=True, gridspec_kw={"height_ratios": [3, 1]})
+    used = [num_blocks_in_use(step) for step in trace.steps]
+    # Who ended with a step owned blocks in it, and left them in the cache.
+    owned = [set().union(*step.block_tables.values()) for step in trace.steps]
+    cached = [len(step.cached_blocks - own) for step, own in zip(trace.steps, owned, strict=True)]
+    waiting = [step.num_waiting for step in trace.steps]
+    edges = [trace.steps[0].start, *(step.end for step in trace.steps)]
+    top = [a + b for a, b in zip(used, cached, strict=True)]
+    ax.stairs(used, edges, fill=True, **(fill("decode") | {"hatch": None}))
+    ax.stairs(top, edges, baseline=used, fill=True, **(fill("cached") | {"hatch": ".."}))
+    ax.axhline(trace.num_blocks, color=INK, linestyle="--", linewidth=1.2)
+    ax.text(edges[-1], trace.num_blocks, "all blocks ", fontsize=8, ha="right", va="bottom")
+    lost = [step for step in trace.steps if step.preempted]
+    for step in lost:
+        ax.plot(step.start, used[step.index], "x", color=PALETTE["preempted"], markersize=8)
+    below.stairs(waiting, edges, fill=True, **fill("waiting"))
+    title = f"At most {max(used)} of {trace.num_blocks} blocks are owned"
+    if lost:
+        title += f", {count(len(lost), 'preemption')}"
+    label(ax, title, "", "KV blocks")
+    label(below, "", "time (seconds)", "waiting")
+    ax.set_ylim(0, trace.num_blocks * 1.15)
+    below.set_ylim(0, max(*waiting, 1) * 1.2)
+    legend(ax, [key("decode", "owned"), key("cached", "cached, without an owner", hatch=".."),
+                key("waiting", "requests in the queue")])  # fmt: skip
+    words = f"{title}; at most {max(cached)} are cached, {max(waiting)} requests wait"
+    seconds = edges[-1] - edges[0]
+    return picture(figure, f"KV blocks over {seconds:.1f} seconds of a run. {words}.")
+
+
+# -- side by side ----------------------------------------------------------------------------------
+
+
+def rungs(tokens_per_s: Mapping[str, float], limit: float, title: str) -> Picture:
+    """Tokens per second of each rung of a ladder (log scale), and the hardware's limit."""
+    figure, ax = new_axes(1.2 + 0.38 * len(tokens_per_s))
+    low = min(tokens_per_s.values()) / 2
+    for place, value in enumerate(tokens_per_s.values()):
+        ax.barh(place, value - low, 0.62, left=low, **fill("decode"))
+        write(ax, value, place, f"{value:.3g} ", ha="right", path_effects=halo())
+    ax.axvline(limit, color=INK, linestyle="--", linewidth=1.2)
+    ax.text(limit, -0.75, f"limit {limit:.0f} ", fontsize=8, ha="right", color=INK)
+    label(ax, title, "generated tokens per second (log scale)", "")
+    ax.set_xscale("log")
+    ax.set_xlim(low, max(limit, *tokens_per_s.values()) * 1.3)
+    ax.set_yticks(range(len(tokens_per_s)), tokens_per_s)
+    ax.set_ylim(len(tokens_per_s) - 0.5, -1.1)
+    parts = [f"{name} {value:.3g}" for name, value in tokens_per_s.items()]
+    return picture(figure, f"Bars of tokens per second: {', '.join(parts)}; limit {limit:.0f}.")
+
+
+def ratios(seconds: Mapping[str, Sequence[float]], title: str) -> Picture:
+    """How many times as fast as the first engine each one is: its best round, and the span of all
+    rounds as a line."""
+    figure, ax = new_axes(1.1 + 0.42 * len(seconds))
+    base = min(next(iter(seconds.values())))
+    words = []
+    for place, (name, rounds) in enumerate(seconds.items()):
+        values = [base / value for value in rounds]
+        ax.barh(place, max(values), 0.55, **fill("decode" if place == 0 else "waiting"))
+        ax.plot([min(values), max(values)], [place, place], color=INK, linewidth=2)
+        write(ax, max(values), place, f"  {max(values):.2f}", ha="left")
+        words.append(f"{name} {max(values):.2f} (rounds from {min(values):.2f})")
+    first = next(iter(seconds))
+    ax.axvline(1, color=INK, linestyle=":", linewidth=1.2)
+    label(ax, title, f"speed, {first} = 1 (bar: best round, line: all rounds)", "")
+    ax.set_yticks(range(len(seconds)), seconds)
+    ax.set_xlim(0, max(1.2, *(base / min(r) for r in seconds.values())) * 1.15)
+    ax.set_ylim(len(seconds) - 0.5, -0.5)
+    return picture(figure, f"Bars of speed against {first}: {', '.join(words)}.")

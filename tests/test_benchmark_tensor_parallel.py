@@ -1,0 +1,47 @@
+"""benchmarks/tensor_parallel.py: speed for each number of ranks; the ranks are threads here."""
+
+import importlib
+import sys
+from pathlib import Path
+
+from course.ranks import ThreadTeam
+from minivllm import bench_results
+
+FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
+sys.path.insert(0, str(FOLDER))
+tensor_parallel = importlib.import_module("tensor_parallel")
+sys.path.remove(str(FOLDER))
+
+
+def test_it_writes_a_result_for_each_number_of_ranks(tmp_path, monkeypatch, capsys):
+    """With what the leader says to its workers, and how long the sums take, per step."""
+    monkeypatch.setattr("minivllm.workers.Team", ThreadTeam)
+    path = tmp_path / "r.json"
+    options = ["--random-weights", "tiny", "--dtype", "float32", "--set", "max_model_len=128"]
+    options += ["--set", "attention_backend=torch", "--sizes", "1", "2", "--batch-sizes", "3"]
+    options += ["--prompt-tokens", "12", "--new-tokens", "5", "--repeats", "1"]
+    monkeypatch.setattr(sys, "argv", ["tensor_parallel.py", *options, "--json", str(path)])
+    tensor_parallel.main()
+    alone, shared = bench_results.load_results(path)
+    assert (alone["tensor_parallel_size"], shared["tensor_parallel_size"]) == (1, 2)
+    assert alone["message_bytes"] == alone["sums_ms"] == 0
+    # Three chunks of five numbers, and once their prompts.
+    assert 60 < shared["message_bytes"] < 200
+    assert 0 < shared["sums_share"] < 1
+    assert shared["message_us"] > 0
+    assert "batch 3 x 12 in, 5 out" in capsys.readouterr().out
+
+
+def test_the_engine_is_as_it_was_afterwards():
+    """Timing wraps the methods of one object, and lets go of them."""
+
+    class Thing:
+        def double(self, x):
+            return 2 * x
+
+    thing, noted = Thing(), []
+    wrapped = tensor_parallel.timed(thing.double, lambda seconds, x: noted.append((seconds, x)))
+    assert wrapped(4) == 8
+    ((seconds, argument),) = noted
+    assert argument == 4
+    assert seconds >= 0
