@@ -75,7 +75,7 @@ def test_each_rank_has_its_share_of_the_heads():
 def test_neighbours_hold_the_head_that_their_queries_read():
     """Query head h reads head h // (H / K), so neighbours share one, not every second rank."""
     heads = [list(kv_heads_of(2, rank, 4)) for rank in range(4)]
-    assert all(len(mine) == 1 for mine in heads), (
+    assert [len(mine) for mine in heads] == [1, 1, 1, 1], (
         "2 heads for 4 ranks: has every rank one head, also where there are fewer than ranks?"
     )
     assert heads == [[0], [0], [1], [1]], (
@@ -361,7 +361,7 @@ def test_every_token_gets_its_row():
         "tokens 3, 0, 4, 1, two to a rank: token 3 is row 1 of rank 1, and every other rank adds"
         " zeros for it. Does a rank add a row of its own for the tokens of others?"
     )
-    assert all(result == rows for result, _ in results), "do all ranks have all the rows?"
+    assert [result for result, _ in results] == [rows] * 3, "do all ranks have all the rows?"
 
 
 @pytest.mark.exercise("tensor_parallel.VocabParallelEmbedding.forward")
@@ -378,7 +378,8 @@ def test_a_rank_without_tokens_comes_all_the_same():
 def test_the_token_ids_stay_as_they_are():
     """They are the step's: whoever comes next reads them."""
     results, _ = embed([3, 0, 4])
-    assert all(ids == [3, 0, 4] for _, ids in results), "do you write into input_ids?"
+    ids = [ids for _, ids in results]
+    assert ids == [[3, 0, 4]] * 3, "do you write into input_ids?"
 
 
 @pytest.mark.exercise("tensor_parallel.VocabParallelEmbedding.forward")
