@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 from minivllm.config import EngineConfig, replace, set_value
+from minivllm.devices import choose_device
 from minivllm.process_group import START_TIMEOUT, GroupError, ProcessGroup
 from minivllm.tensor_parallel import require_fit
 from minivllm.weights import read_config
@@ -38,16 +39,35 @@ def assemble(config: EngineConfig, path: Path) -> ProcessGroup | None:
     """The ranks that share the model in the directory `path`, met and told the settings; None if
     there is only one.
 
-    Raises ValueError for a model that cannot be cut so, or a `torchrun` with another number of
-    processes.
+    Raises ValueError for a model that cannot be cut so, too few GPUs, or a `torchrun` with another
+    number of processes; no process is started then.
     """
     size = config.tensor_parallel_size
     if size == 1:
         return None
     require_fit(read_config(path), size)
+    require_devices(config)
     group = torchrun_group(size) if started_by_torchrun() else Team(size)
     group.send(json.dumps(dataclasses.asdict(config)).encode())
     return group
+
+
+def require_devices(config: EngineConfig) -> None:
+    """Raise ValueError unless each rank of this host has a GPU of its own; a CPU can be shared."""
+    size, device = config.tensor_parallel_size, choose_device(config.device)
+    if device.type == "cuda":
+        num_here = int(os.environ["LOCAL_WORLD_SIZE"]) if started_by_torchrun() else size
+        num_gpus = torch.cuda.device_count()
+        if num_here > num_gpus:
+            raise ValueError(
+                f"tensor_parallel_size={size} needs {num_here} GPUs on this machine, and PyTorch"
+                f" sees {num_gpus}; lower it, or take device='cpu'"
+            )
+    elif config.enforce_eager is False:
+        raise ValueError(
+            f"enforce_eager=False: on a CPU the sums of tensor_parallel_size={size} cannot be"
+            " recorded; leave enforce_eager out (nothing is lost)"
+        )
 
 
 @contextmanager

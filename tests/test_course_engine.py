@@ -24,7 +24,8 @@ from minivllm import LLM, SamplingParams
 from course.exercises import states
 from course.progress import whose_engine
 greedy = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
-with LLM({model!r}, num_kv_blocks=8, device="cpu", progress=False) as llm:
+quick = {{"device": "cpu", "attention_backend": "torch"}}  # numba would compile its kernels
+with LLM({model!r}, num_kv_blocks=8, progress=False, **quick) as llm:
     print(llm.generate([[104, 105]], greedy, use_tqdm=False)[0].outputs[0].token_ids)
 print(whose_engine(states()))
 """
@@ -117,8 +118,9 @@ def test_a_race_runs_everybody_on_the_same_work(tmp_path, monkeypatch):
     assert all(len(r.seconds) == 2 and min(r.seconds) > 0 for r in results.values())
 
 
-def test_a_racer_that_dies_is_an_error(tmp_path):
+def test_a_racer_that_dies_is_an_error(tmp_path, monkeypatch):
     """With what to do, instead of waiting for ever."""
+    monkeypatch.setattr(race, "find_spec", lambda name: None)
     with pytest.raises(ex.CourseError, match="ended before it answered"):
         race.race({"model_path": str(tmp_path), "max_batch": 1, "max_len": 8}, [[1]], 1)
 

@@ -643,6 +643,15 @@ def test_every_part_gets_the_settings_that_are_used(tmp_path):
 
 
 @pytest.mark.exercise("engine.build_engine")
+def test_the_memory_is_as_large_as_was_found_out(tmp_path):
+    """Nobody said how many blocks: two requests of 128 tokens can use 16."""
+    model = str(make_checkpoint(tmp_path))
+    config = EngineConfig(model=model, **SETTINGS | {"num_kv_blocks": None})
+    num_blocks = build_engine(config, progress=False).memory.pool.num_blocks
+    assert num_blocks == 16, "num_kv_blocks came in as None: from which config is the memory?"
+
+
+@pytest.mark.exercise("engine.build_engine")
 def test_an_answer_ends_where_the_checkpoint_says(tmp_path):
     """Its end tokens, its tokenizer, its recommendations for sampling."""
     engine = build(tmp_path)

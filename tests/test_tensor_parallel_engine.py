@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from tiny_checkpoint import VOCAB_SIZE, make_checkpoint
@@ -158,6 +159,17 @@ def test_ranks_agree_on_the_number_of_blocks(checkpoint, monkeypatch):
     with LLM(str(path), tensor_parallel_size=3, **settings) as llm:
         assert llm.config.num_kv_blocks == 20
         assert llm.engine.memory.pool.num_blocks == 20
+
+
+def test_what_the_machine_cannot_do_is_refused_before_anything_starts(checkpoint, monkeypatch):
+    """Too few GPUs; a recorder that would not see the sums. The remedy is in the message."""
+    monkeypatch.setattr("minivllm.workers.Team", None)  # whoever starts one fails
+    with pytest.raises(ValueError, match="enforce_eager=False: on a CPU the sums .* leave"):
+        answers(checkpoint(), 2, device="cpu", enforce_eager=False)
+    monkeypatch.setattr("minivllm.workers.choose_device", torch.device)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ValueError, match="size=4 needs 4 GPUs on this machine, .* sees 2; lower"):
+        answers(checkpoint(), 4, device="cuda")
 
 
 def test_each_rank_holds_only_its_part(checkpoint):

@@ -127,6 +127,23 @@ def test_a_model_that_cannot_be_loaded_leaves_no_worker(checkpoint):
     assert_gone([p for p in psutil.Process().children(recursive=True) if p not in before])
 
 
+@pytest.mark.slow
+@pytest.mark.model
+def test_smollm2_answers_the_same_on_three_ranks():
+    """9 query and 3 key/value heads, 576, 1536 and 49,152: all divide by three. One prompt and
+    three at once, on packed weights and on plain ones."""
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    prompts = ["The capital of France is", "Once upon a time", "def fibonacci(n):"]
+    for backend in ("torch", "cpu"):
+        found = []
+        for size in (1, 3):
+            with load("smollm2-135m", size, dtype="float32", attention_backend=backend) as llm:
+                outputs = llm.generate(prompts, params, False)
+                outputs += llm.generate(prompts[:1], params, False)
+            found.append([output.outputs[0].token_ids for output in outputs])
+        assert found[0] == found[1], backend
+
+
 # -- scripts of their own ----------------------------------------------------------------------
 
 SCRIPT = """
