@@ -58,6 +58,23 @@ def pack(model: CausalLM) -> CausalLM:
     return model
 
 
+def weight_bytes(model: CausalLM) -> int:
+    """Bytes of weights that a step of few tokens reads: packed ones as they are packed. Of an
+    embedding that is no output layer as well it reads a row for each token: nothing, in all."""
+    head: Any = model.model.embed_tokens if model.lm_head is None else model.lm_head
+    parts: list[Any] = [*model.model.layers.modules(), model.model.norm, head]
+    return sum(array.nbytes for part in parts for array in _weights_of(part))
+
+
+def _weights_of(part: Any) -> list[Any]:
+    """The arrays of a module that a step of few tokens reads."""
+    if getattr(part, "grid", None) is not None:
+        return [part.grid.codes, part.grid.scales]
+    if getattr(part, "int4", None) is not None:
+        return list(part.int4)
+    return list(part.parameters(recurse=False))
+
+
 def packed_kind(weight: Tensor) -> type[PackedLinear] | type[Bfloat16Linear] | None:
     """The class of product for weights like this one on this machine; None: torch's own."""
     if cpu_ops.has_kernels(weight):

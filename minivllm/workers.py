@@ -157,6 +157,7 @@ def _environment(rank: int, threads: int) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(paths),
         "LOCAL_RANK": str(rank),
         "OMP_NUM_THREADS": str(threads),
+        "NUMBA_NUM_THREADS": str(threads),  # its threads would wait in loops for a core
     }
 
 

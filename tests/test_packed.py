@@ -202,6 +202,17 @@ def test_packed_model_says_the_same(num_tokens: int) -> None:
     assert changed.model.embed_tokens.weight.shape == (97, 64)
 
 
+def test_a_step_reads_packed_weights_as_they_are_packed() -> None:
+    """Half a byte a weight, and eight bytes for each group of 32; norms in float32. The embedding
+    table beside a packed output layer is not read."""
+    config = replace(TINY, qkv_bias=False, o_bias=False)
+    plain = tiny_model(config=config, grid=True)
+    numbers = sum(parameter.numel() for parameter in plain.parameters())
+    norms = 5 * 64
+    assert packed.weight_bytes(plain) == 4 * numbers
+    assert packed.weight_bytes(packed.pack(plain)) == (numbers - norms) * 3 // 4 + 4 * norms
+
+
 def test_what_gains_nothing_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without numba, in float16, and in bfloat16 without its units, no module is replaced."""
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
