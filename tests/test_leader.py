@@ -257,6 +257,15 @@ def test_directory_and_followers_agree():
 # -- around it --
 
 
+@pytest.fixture
+def _interrupts_raise():
+    """As in a terminal: in a script's background, SIGINT is ignored from the start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interrupts_raise")
 def test_ctrl_c_waits_until_the_end():
     """Broken off in a step, the leader would leave the others waiting."""
     reached = []

@@ -147,7 +147,8 @@ def test_smollm2_answers_the_same_on_three_ranks():
 # -- scripts of their own ----------------------------------------------------------------------
 
 SCRIPT = """
-import sys, time
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's background ignores it
 from minivllm import LLM, SamplingParams
 llm = LLM(sys.argv[1], tensor_parallel_size=2, attention_backend="torch", num_kv_blocks=200,
           max_num_seqs=2, progress=False)
