@@ -139,7 +139,9 @@ class Leader:
         self.directory.release(request)
 
     def close(self) -> None:
-        """Send the workers home."""
+        """Send the workers home. No step may follow."""
+        # First the graphs, which hold on to NCCL's connections.
+        del self.runner
         self.group.close()
 
 

@@ -8,6 +8,7 @@ encrypted: the network must be one that you trust. Given (no notebook builds it)
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -173,6 +174,7 @@ class ProcessGroup:
         if self.rank == 0 and self.failure is None:
             with suppress(GroupError):
                 self.send(b"")
+        gc.collect()  # graphs that are nobody's any more still hold NCCL's connections
         # NCCL's would otherwise wait for the others.
         getattr(self.data, "abort", lambda: None)()
         self.data = self.control = None

@@ -56,14 +56,14 @@ def gumbel(bits):
 
 @triton.jit(do_not_specialize=["num_tiles"])
 def _best_of_tile_kernel(
-    logits, temperatures, seeds, positions, best, best_ids, vocab_size, num_tiles,
+    logits, temperatures, seeds, positions, best, best_ids, row_stride, vocab_size, num_tiles,
     TILE: tl.constexpr,
 ):  # fmt: skip
     """The largest of logits / temperature + noise in one tile of one row; program (tile, row)."""
     tile, row = tl.program_id(0), tl.program_id(1)
     tokens = tile * TILE + tl.arange(0, TILE)
     mask = tokens < vocab_size
-    place = logits + row.to(tl.int64) * vocab_size + tokens
+    place = logits + row.to(tl.int64) * row_stride + tokens
     scores = tl.load(place, mask=mask, other=float("-inf")).to(tl.float32)
     temperature = tl.load(temperatures + row)
     if temperature > 0:
@@ -97,8 +97,10 @@ def gumbel_sample(logits: Tensor, temperature: Tensor, seeds: Tensor, positions:
     best = torch.empty(num_rows, num_tiles, device=logits.device)
     best_ids = torch.empty(num_rows, num_tiles, dtype=torch.int32, device=logits.device)
     token_ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
+    # Rows may be longer than the vocabulary: of several ranks' logits the padding was cut off.
+    sizes = (logits.stride(0), vocab_size, num_tiles)
     _best_of_tile_kernel[(num_tiles, num_rows)](
-        logits, temperature, seeds, positions, best, best_ids, vocab_size, num_tiles, TILE=TILE
+        logits, temperature, seeds, positions, best, best_ids, *sizes, TILE=TILE
     )
     _best_tile_kernel[(num_rows,)](
         best, best_ids, token_ids, num_tiles, TILES=triton.next_power_of_2(num_tiles)

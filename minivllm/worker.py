@@ -56,8 +56,9 @@ def work(group: ProcessGroup) -> None:
     """Hear the settings, load this rank's shard, and compute until the leader says it is over."""
     config = EngineConfig(**json.loads(group.receive()))
     path = resolve_model(config.model_path or config.model)
-    runner = build_rank_runner(load_rank(config, path, group, progress=False))
-    Follower(runner).follow(group.receive)
+    Follower(build_rank_runner(load_rank(config, path, group, progress=False))).follow(
+        group.receive
+    )
     group.close()
 
 

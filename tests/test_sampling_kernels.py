@@ -141,3 +141,14 @@ def test_logits_of_another_type_are_read_as_float32() -> None:
     """float16 gives what the same numbers give in float32."""
     logits = random(4, 300).half()
     assert torch.equal(run(logits, [1.0], [1], [2]), run(logits.float(), [1.0], [1], [2]))
+
+
+def test_rows_may_be_longer_than_the_vocabulary() -> None:
+    """Of the logits of several ranks the padding was cut off: the next row begins behind it."""
+    padded = torch.full((3, 12), 9.0)
+    padded[:, :10] = torch.arange(10.0)
+    padded[torch.arange(3), torch.tensor([4, 0, 7])] = 8.5
+    zeros = torch.zeros(3, dtype=torch.int64, device=DEVICE)
+    heat = torch.zeros(3, device=DEVICE)
+    chosen = gumbel_sample(padded.to(DEVICE)[:, :9], heat, zeros, zeros)
+    assert chosen.tolist() == [4, 0, 7]
