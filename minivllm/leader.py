@@ -15,7 +15,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -44,7 +44,7 @@ class StepMessage:
 
     def encode(self) -> bytes:
         """JSON: readable, and unlike a pickle nothing in it is ever run."""
-        return json.dumps(asdict(self), separators=(",", ":")).encode()
+        return json.dumps(vars(self), separators=(",", ":")).encode()
 
     @classmethod
     def decode(cls, message: bytes) -> StepMessage:
