@@ -23,7 +23,7 @@ COSTS = {
     "gguf": "the built-in model cannot be converted",
     "huggingface-hub": "models cannot be fetched from the Hub by name",
     "jupyterlab": "the notebooks need another editor",
-    "ipywidgets": "progress bars in notebooks are drawn as text",
+    "ipywidgets": "pictures in notebooks stand still: they have no slider",
     "jupytext": "the notebooks cannot be built from the lessons",
     "matplotlib": "no pictures: `minivllm demo` prints text only",
     "nbclient": "the notebooks cannot be executed by `python -m course`",

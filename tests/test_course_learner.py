@@ -4,13 +4,13 @@ The real model is left out (nothing is fetched; the chapter then says so and goe
 solution notebook runs it, and `minivllm generate` runs here on a checkpoint of a few kilobytes.
 """
 
-import os
 import shutil
 import subprocess
 
 import pytest
+from checkout import environment, make_checkout
 from tiny_checkpoint import make_checkpoint
-from toy_course import HOME, git
+from toy_course import git
 
 from course import exercises as ex
 from course import forks, sandbox
@@ -89,30 +89,12 @@ def no_forks(monkeypatch):
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory):
     """The files that git would commit, in a repository of their own; tests take a copy."""
-    folder = tmp_path_factory.mktemp("clone") / "minivllm"
-    skip = shutil.ignore_patterns("__pycache__", "*.mine.ipynb")
-    for name in ("course", "tests", "notebooks", "solutions"):
-        shutil.copytree(HOME / name, folder / name, ignore=skip)
-    shutil.copytree(HOME / "minivllm", folder / "minivllm")  # with the kernels that are compiled
-    for name in ("pyproject.toml", "conftest.py", ".gitignore"):
-        shutil.copy(HOME / name, folder)
-    for exercise in ex.exercises().values():  # ours, also where this tree holds a learner's code
-        sandbox.set_sources(folder, {exercise.name: exercise.reference})
-    git(folder, "init", "-q")
-    git(folder, "add", "-A")
-    git(folder, "commit", "-qm", "one")
-    return folder
+    return make_checkout(tmp_path_factory.mktemp("clone") / "minivllm")
 
 
 @pytest.fixture
 def tree(clone, tmp_path):
     return shutil.copytree(clone, tmp_path / "minivllm")
-
-
-def environment(folder, **more: str) -> dict[str, str]:
-    """Of a learner's terminal in the checkout; the built-in model cannot be had."""
-    offline = {"MINIVLLM_CACHE": str(folder.parent / "cache"), "PIP_NO_INDEX": "1"}
-    return os.environ | {"PYTHONPATH": str(folder), "PIP_FIND_LINKS": ""} | offline | more
 
 
 def run(folder, *command: str, code: int = 0, **more: str) -> str:

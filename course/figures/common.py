@@ -9,17 +9,19 @@ file; none of them computes: the cell above does that, with the learner's code.
 from __future__ import annotations
 
 import base64
+import html
 import io
 import os
 import platform
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
+from course.figures.live import is_live, show_with_slider
 from minivllm.figures import DPI, PALETTE, WIDTH, block_grid, request_timeline
-from minivllm.timeline import count, request_rows
+from minivllm.timeline import count, fullest_step, request_rows
 from minivllm.trace import Trace
 
 if TYPE_CHECKING:
@@ -39,7 +41,25 @@ class Picture:
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[Any, Any]:
         """What Jupyter stores in the notebook: the image, and the words as its plain text."""
         image = base64.b64encode(self.png).decode("ascii")
-        return {"image/png": image, "text/plain": self.alt}, {"image/png": {"alt": self.alt}}
+        data = {"image/png": image, "text/plain": self.alt}
+        if is_live():
+            # JupyterLab drops the words of an image/png. A tag keeps them for screen readers.
+            words = html.escape(self.alt)
+            data["text/html"] = f'<img src="data:image/png;base64,{image}" alt="{words}">'
+        return data, {"image/png": {"alt": self.alt}}
+
+
+@dataclass(frozen=True)
+class Film(Picture):
+    """One of several frames. Where somebody looks, a slider below it shows the others."""
+
+    frame: Callable[[int], Picture] = field(compare=False)
+    number: int  # of this frame
+    num_frames: int
+
+    def _ipython_display_(self) -> None:
+        still = Picture(self.png, self.alt)
+        show_with_slider(still, self.frame, self.number, self.num_frames, "step")
 
 
 def picture(figure: Figure, alt: str) -> Picture:
@@ -142,9 +162,15 @@ def timeline(trace: Trace) -> Picture:
 
 
 def grid(trace: Trace, step: int | None = None) -> Picture:
-    """`figures.block_grid` as a picture with its text."""
-    figure = block_grid(trace, step)
-    return picture(figure, f"Grid of blocks. {figure.axes[0].get_title(loc='left')}.")
+    """`figures.block_grid` as a picture with its text; a slider shows the other steps."""
+
+    def frame(index: int) -> Picture:
+        figure = block_grid(trace, index)
+        return picture(figure, f"Grid of blocks. {figure.axes[0].get_title(loc='left')}.")
+
+    number = fullest_step(trace).index if step is None else step
+    first = frame(number)
+    return Film(first.png, first.alt, frame, number, len(trace.steps))
 
 
 def this_machine() -> str:
