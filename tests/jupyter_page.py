@@ -138,8 +138,9 @@ class Page:
         self.path = tree / notebook
         self.cells = json.loads(self.path.read_text("utf-8"))["cells"]
         self.driver.get(f"{self.address}lab/tree/{notebook}?reset&token={self.token}")
-        idle = '.jp-Notebook-ExecutionIndicator[data-status="idle"]'
-        wait_for("idle kernel", lambda: self.find(idle))
+        # The circle beside the kernel's name is empty before there is a kernel, too.
+        status = "document.getElementById('jp-main-statusbar')?.textContent.includes('| Idle')"
+        wait_for("idle kernel", lambda: self.ask(status))
 
     def find(self, selector: str) -> list[Any]:
         """The elements of a CSS selector."""
@@ -191,6 +192,22 @@ class Page:
         for _ in ("build", "check"):
             self.driver.switch_to.active_element.send_keys(Keys.SHIFT, Keys.ENTER, Keys.NULL)
 
+    def run(self, number: int) -> None:
+        """Shift+Enter in a cell."""
+        from selenium.webdriver.common.keys import Keys
+
+        editor = self.find(CELL.format(number) + " .cm-content")[0]
+        self.ask("arguments[0].scrollIntoView({block: 'center'})", editor)
+        editor.click()
+        editor.send_keys(Keys.SHIFT, Keys.ENTER, Keys.NULL)
+
+    def press_left(self, number: int) -> None:
+        """The arrow key, on the slider below a cell."""
+        from selenium.webdriver.common.keys import Keys
+
+        handle = CELL.format(number) + " .noUi-handle"
+        wait_for("slider", lambda: self.find(handle))[0].send_keys(Keys.ARROW_LEFT)
+
     def figures(self) -> list[dict[str, Any]]:
         """The pictures that cells have drawn: cell, words, width in pixels (0: cannot be read)."""
         return list(
@@ -206,6 +223,13 @@ class Page:
         from selenium.webdriver.common.keys import Keys
 
         before = self.path.read_bytes()
+
+        def saved() -> list[dict[str, Any]]:
+            after = self.path.read_bytes()
+            try:
+                return list(json.loads(after)["cells"]) if after != before else []
+            except ValueError:  # half written
+                return []
+
         self.driver.switch_to.active_element.send_keys(Keys.CONTROL, "s", Keys.NULL)
-        wait_for("saved notebook", lambda: self.path.read_bytes() != before)
-        return list(json.loads(self.path.read_text("utf-8"))["cells"])
+        return list(wait_for("saved notebook", saved))
