@@ -98,7 +98,7 @@ class Course(Magics):
             self._write(finished)
         for name in finished:
             self._take_over(name)
-            print(f"Built {name}: the engine now runs your version. Next: %check {name}")
+            print(f"Built {name}: the engine now runs your version.\nNext: %check {name}")
             for missing in undefined_names(name):
                 print(
                     f"  Note: `{missing}` is not defined in {module_path(name).name}; "
@@ -106,7 +106,7 @@ class Course(Magics):
                 )
         for name, what in holes.items():
             print(
-                f"Open: {what}. Replace the `...` and run this cell again; "
+                f"Open: {what}.\nReplace the `...` and run this cell again; "
                 f"until then {_whose(name)} runs."
             )
 

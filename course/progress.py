@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from course.exercises import exercises
 
 SIGNS = {"passed": "■", "yours": "◧", "borrowed": "□", "open": "·"}
@@ -51,4 +53,6 @@ def whose_engine(states: dict[str, str]) -> str:
     text = f"borrowed: {num_borrowed}" + (f", open: {num_open}" if num_open else "")
     if not missing:
         return f"{text}. All {len(states)} exercises of the engine are yours."
-    return "\n".join([text, *(f"    {k}: {', '.join(v)}" for k, v in missing.items())])
+    lines = [f"    {chapter}: {', '.join(names)}" for chapter, names in missing.items()]
+    # Jupyter breaks a line where the page ends, within a word.
+    return "\n".join([text, *(textwrap.fill(x, 95, subsequent_indent=" " * 8) for x in lines)])

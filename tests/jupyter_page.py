@@ -33,7 +33,7 @@ CELL = '.jp-Cell[data-windowed-list-index="{}"]'
 def lacking() -> str | None:
     """What the tests in a browser need and this machine does not have, or None."""
     if not any(map(shutil.which, BROWSERS)) or shutil.which("chromedriver") is None:
-        return "needs Chromium and its driver (Debian, Ubuntu: apt-get install chromium-driver)"
+        return "needs Chromium and its driver (Debian: apt-get install chromium chromium-driver)"
     try:
         import selenium  # noqa: F401
     except ImportError:

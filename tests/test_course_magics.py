@@ -86,7 +86,7 @@ def edit(old, new):
 def test_a_build_reaches_the_engine(kernel):
     """File, names of the notebook, and the module that uses it."""
     assert kernel.run(MINE) == (
-        f"Built {BLOCKS_FOR}: the engine now runs your version. Next: %check {BLOCKS_FOR}"
+        f"Built {BLOCKS_FOR}: the engine now runs your version.\nNext: %check {BLOCKS_FOR}"
     )
     assert "(num_tokens + 15) // block_size" in module_text()
     assert kernel.value("blocks_for(33, 11)") == 4
@@ -145,7 +145,7 @@ def test_a_hole_is_not_written(kernel):
     hole = (
         f'%%build {BLOCKS_FOR}\ndef blocks_for(num_tokens, block_size=16):\n    """Doc."""\n    ...'
     )
-    words = f"Open: {BLOCKS_FOR}. Replace the `...` and run this cell again; until then "
+    words = f"Open: {BLOCKS_FOR}.\nReplace the `...` and run this cell again; until then "
     assert kernel.run(hole) == words + "our version runs."
     assert module_text() == before
     kernel.run(MINE)
