@@ -1,6 +1,7 @@
 """What a picture can do where somebody looks at it, and its twin where nobody does."""
 
 import re
+import sys
 
 import pytest
 from IPython.core.formatters import DisplayFormatter
@@ -60,9 +61,9 @@ def test_a_test_of_a_notebook_is_nobody(monkeypatch):
     }
 
 
-@pytest.mark.usefixtures("looked_at")
-def test_the_slider_puts_another_step_in_the_pictures_place(shown):
+def test_the_slider_puts_another_step_in_the_pictures_place(shown, monkeypatch):
     """It begins at the step that was asked for and ends at the last one."""
+    monkeypatch.setattr(live, "is_live", lambda: True)  # ipywidgets wants no stand-in for a shell
     common.grid(make_trace(), 1)._ipython_display_()
     picture, slider = shown
     assert "KV blocks in step 1," in picture.alt
@@ -75,7 +76,7 @@ def test_the_slider_puts_another_step_in_the_pictures_place(shown):
 @pytest.mark.usefixtures("looked_at")
 def test_without_ipywidgets_the_picture_stands_still(shown, monkeypatch):
     """IPython takes the exception for "as usual"."""
-    monkeypatch.setitem(__import__("sys").modules, "ipywidgets", None)
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
     with pytest.raises(NotImplementedError):
         common.grid(make_trace(), 1)._ipython_display_()
     assert not shown
