@@ -64,10 +64,15 @@ def open_llm(arguments: argparse.Namespace, **defaults: Any) -> Iterator[tuple[L
 
     `defaults` are settings that `--set` overrules.
     """
-    settings = {**defaults, "dtype": arguments.dtype, "device": arguments.device}
-    settings |= dict(arguments.set)
+    settings = settings_of(arguments, **defaults)
     with model_path(arguments) as (model, name), LLM(model, **settings) as llm:
         yield llm, name
+
+
+def settings_of(arguments: argparse.Namespace, **defaults: Any) -> dict[str, Any]:
+    """The engine's settings on the command line; `--set` overrules `defaults`."""
+    given = {**defaults, "dtype": arguments.dtype, "device": arguments.device}
+    return given | dict(arguments.set)
 
 
 @contextmanager
