@@ -44,13 +44,14 @@ HEADER = (
 )
 WIDTHS = (5, 29, 15, 12, 12, 9, 8, 8, 9, 6)
 SUMS = ("all_reduce", "all_gather", "broadcast")
-# Settings by what they are called in the table; None: as the engine chooses.
-MODES: dict[str, dict[str, bool | None]] = {
-    "as chosen": {"enforce_eager": None, "overlap": None},
-    "graphs": {"enforce_eager": False, "overlap": True},
-    "graphs, serial": {"enforce_eager": False, "overlap": False},
-    "eager": {"enforce_eager": True, "overlap": True},
-    "eager, serial": {"enforce_eager": True, "overlap": False},
+# The settings of each mode; none: as the engine chooses.
+MODES: dict[str, list[dict[str, bool]]] = {
+    "chosen": [{}],
+    "all": [
+        {"enforce_eager": is_eager, "overlap": overlap}
+        for is_eager in (False, True)
+        for overlap in (True, False)
+    ],
 }
 
 
@@ -60,7 +61,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-sizes", type=positive, nargs="+", default=[1, 16], metavar="N")
     parser.add_argument(
         "--modes",
-        choices=["chosen", "all"],
+        choices=list(MODES),
         default="chosen",
         help="all: with and without graphs and overlap (default: as the engine chooses)",
     )
@@ -203,15 +204,21 @@ def workloads(arguments: argparse.Namespace, vocab_size: int) -> list[bench.Work
     return [bench.batch_workload(*shape, vocab_size) for shape in shapes]
 
 
+def mode_of(llm: LLM) -> str:
+    """ "graphs", "eager", "graphs, serial" or "eager, serial"."""
+    step = "eager" if llm.config.enforce_eager else "graphs"
+    return step if llm.config.overlap else f"{step}, serial"
+
+
 def measure_all(
-    llm: LLM, name: str | None, mode: str, arguments: argparse.Namespace
+    llm: LLM, name: str | None, arguments: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
-    """A result for each workload, in an engine that is in the mode already."""
+    """A result for each workload."""
     facts = bench_results.facts(llm.config, name)
     ranks = {"tensor_parallel_size": llm.config.tensor_parallel_size, "engine": "minivllm"}
     for workload in workloads(arguments, bench.vocab_size_of(llm)):
         found = measure(llm, workload, arguments.repeats)
-        result = {**facts, **ranks, "mode": mode, **found}
+        result = {**facts, **ranks, "mode": mode_of(llm), **found}
         print(bench_results.text_table([cells(result)], WIDTHS), flush=True)
         yield result
 
@@ -220,15 +227,14 @@ def main() -> None:
     parser = common.make_parser(__doc__)
     add_options(parser)
     arguments = parser.parse_args()
-    modes = list(MODES)[:1] if arguments.modes == "chosen" else list(MODES)[1:]
     results: list[dict[str, Any]] = []
     print(bench_results.text_table([HEADER], WIDTHS), flush=True)
     with common.model_path(arguments) as (model, name):
         for size in arguments.sizes:
-            for mode in modes:
-                settings = {"tensor_parallel_size": size, **MODES[mode]}
-                with LLM(model, **common.settings_of(arguments, **settings)) as llm:
-                    results += measure_all(llm, name, mode, arguments)
+            for mode in MODES[arguments.modes]:
+                settings = common.settings_of(arguments, tensor_parallel_size=size, **mode)
+                with LLM(model, **settings) as llm:
+                    results += measure_all(llm, name, arguments)
     common.save(arguments, results, "tensor-parallel")
 
 
