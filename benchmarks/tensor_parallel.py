@@ -1,8 +1,8 @@
 r"""One model on several ranks: speed for each number of them, and what their talk costs.
 
     python benchmarks/tensor_parallel.py --sizes 1 3                   # a laptop, SmolLM2
-    python benchmarks/tensor_parallel.py --sizes 1 2 4 --random-weights qwen3-8b --modes all \
-        --batch-sizes 1 64 256 --prompt-tokens 512 --new-tokens 256    # several GPUs
+    python benchmarks/tensor_parallel.py --sizes 1 2 4 --random-weights qwen3-8b \
+        --modes graphs eager --batch-sizes 1 64 256 --prompt-tokens 512    # several GPUs
 
 Batches of equal requests, decoded greedily, and prompts without an answer. Medians over the repeats
 are printed; the file has every time.
@@ -44,14 +44,12 @@ HEADER = (
 )
 WIDTHS = (5, 29, 15, 12, 12, 9, 8, 8, 9, 6)
 SUMS = ("all_reduce", "all_gather", "broadcast")
-# The settings of each mode; none: as the engine chooses.
-MODES: dict[str, list[dict[str, bool]]] = {
-    "chosen": [{}],
-    "all": [
-        {"enforce_eager": is_eager, "overlap": overlap}
-        for is_eager in (False, True)
-        for overlap in (True, False)
-    ],
+MODES: dict[str, dict[str, bool]] = {
+    "chosen": {},  # by the engine
+    "graphs": {"enforce_eager": False, "overlap": True},
+    "graphs-serial": {"enforce_eager": False, "overlap": False},
+    "eager": {"enforce_eager": True, "overlap": True},
+    "eager-serial": {"enforce_eager": True, "overlap": False},
 }
 
 
@@ -61,9 +59,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-sizes", type=positive, nargs="+", default=[1, 16], metavar="N")
     parser.add_argument(
         "--modes",
-        choices=list(MODES),
-        default="chosen",
-        help="all: with and without graphs and overlap (default: as the engine chooses)",
+        choices=MODES,
+        nargs="+",
+        default=["chosen"],
+        help=f"any of {', '.join(MODES)} (default: chosen, by the engine)",
     )
     for name, default, what in (
         ("--prompt-tokens", 128, "of each request"),
@@ -205,9 +204,9 @@ def workloads(arguments: argparse.Namespace, vocab_size: int) -> list[bench.Work
 
 
 def mode_of(llm: LLM) -> str:
-    """ "graphs", "eager", "graphs, serial" or "eager, serial"."""
+    """What the engine chose, or was told: one of `MODES`."""
     step = "eager" if llm.config.enforce_eager else "graphs"
-    return step if llm.config.overlap else f"{step}, serial"
+    return step if llm.config.overlap else f"{step}-serial"
 
 
 def measure_all(
@@ -231,11 +230,12 @@ def main() -> None:
     print(bench_results.text_table([HEADER], WIDTHS), flush=True)
     with common.model_path(arguments) as (model, name):
         for size in arguments.sizes:
-            for mode in MODES[arguments.modes]:
-                settings = common.settings_of(arguments, tensor_parallel_size=size, **mode)
-                with LLM(model, **settings) as llm:
+            for mode in arguments.modes:
+                settings = {"tensor_parallel_size": size, **MODES[mode]}
+                with LLM(model, **common.settings_of(arguments, **settings)) as llm:
                     results += measure_all(llm, name, arguments)
-    common.save(arguments, results, "tensor-parallel")
+                # After each engine: what was measured is kept if the next one takes too long.
+                common.save(arguments, results, "tensor-parallel")
 
 
 if __name__ == "__main__":

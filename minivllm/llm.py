@@ -7,6 +7,7 @@ is done (`engine`), what a prompt may be (`prompts`) and how answers become text
 
 from __future__ import annotations
 
+import gc
 import itertools
 import time
 import warnings
@@ -252,10 +253,12 @@ class LLM:
 
     def close(self) -> None:
         """Give back model and KV cache, and end the workers. Closing twice is fine."""
-        if self._engine is not None:
-            self._engine.close()
-        self._engine = None
-        self._requests = None
+        if self._engine is None:
+            return
+        self._engine.close()
+        self._engine = self._requests = None
+        # Runner and steps hold each other. The next LLM needs the memory of this one at once.
+        gc.collect()
 
     def __enter__(self) -> LLM:
         return self
