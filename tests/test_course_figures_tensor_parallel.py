@@ -34,7 +34,9 @@ def result(ranks, workload, decode, prefill, **more):
         "tensor_parallel_size": ranks,
         "workload": workload,
         "decode_tokens_per_s": decode,
+        "decode_tokens_per_s_all": [decode, decode and decode - 5],
         "prefill_tokens_per_s": prefill,
+        "prefill_tokens_per_s_all": [prefill - 100, prefill],
         "sums_share": 0.25 * (ranks > 1),
         **dict.fromkeys(("output_tokens_per_s", "prompt_tokens_per_s", "seconds"), 1.0),
         **more,
@@ -48,6 +50,7 @@ RESULTS = [
     result(2, "batch 64 x 512 in, 128 out", 1500.0, 8000.0),
     result(2, "prefill 64 x 512 in, 1 out", None, 6000.0),
     result(4, "batch 64 x 512 in, 128 out", 2400.0, 8000.0),
+    result(1, "batch 8 x 512 in, 128 out", 90.0, 900.0, model="lonely shape, random weights"),
     result(1, "batch 1 x 512 in, 128 out", 100.0, 900.0, model="large shape, random weights"),
     result(2, "batch 1 x 512 in, 128 out", 190.0, 900.0, model="large shape, random weights"),
 ]
