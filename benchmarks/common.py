@@ -104,15 +104,21 @@ def compute_prompts(llm: LLM) -> None:
         llm.step()
 
 
-def save(arguments: argparse.Namespace, results: Sequence[Mapping[str, Any]], kind: str) -> None:
-    """Write the results where the command line wants them."""
+def save(
+    arguments: argparse.Namespace,
+    results: Sequence[Mapping[str, Any]],
+    kind: str,
+    quiet: bool = False,
+) -> None:
+    """Write the results where the command line wants them; says so, unless `quiet`."""
     paths = [arguments.json] if arguments.json else []
     if arguments.save:
         RESULTS.mkdir(exist_ok=True)
         paths.append(bench_results.result_path(kind, str(results[0]["device"]), RESULTS))
     for path in paths:
         bench_results.save_results(path, results)
-        print(f"written: {path.name}")
+        if not quiet:
+            print(f"written: {path.name}")
 
 
 def run(main: Callable[[], None]) -> None:

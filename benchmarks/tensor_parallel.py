@@ -228,9 +228,11 @@ def main() -> None:
             for mode in arguments.modes:
                 settings = {"tensor_parallel_size": size, **MODES[mode]}
                 with LLM(model, **common.settings_of(arguments, **settings)) as llm:
-                    results += measure_all(llm, name, arguments)
-                # After each engine: what was measured is kept if the next one takes too long.
-                common.save(arguments, results, "tensor-parallel")
+                    for result in measure_all(llm, name, arguments):
+                        results.append(result)
+                        # What was measured is kept, whatever comes of the rest.
+                        common.save(arguments, results, "tensor-parallel", quiet=True)
+    common.save(arguments, results, "tensor-parallel")
 
 
 if __name__ == "__main__":

@@ -24,8 +24,10 @@ def recorded(folder: Path = RESULTS) -> list[dict[str, Any]]:
 
 
 def speed_of(result: Result) -> float:
-    """Tokens per second: those that are decoded, or of prompts where nothing is decoded."""
-    return float(result["decode_tokens_per_s"] or result["prefill_tokens_per_s"])
+    """Tokens per second in the fastest repeat: those that are decoded, or of prompts where
+    nothing is decoded."""
+    kind = "decode" if result["decode_tokens_per_s"] else "prefill"
+    return float(max(result[f"{kind}_tokens_per_s_all"]))
 
 
 def pairs(
@@ -47,6 +49,8 @@ def gains(results: Sequence[Result]) -> Picture:
     step sums take; a panel for each model."""
     models: dict[str, list[tuple[Result, Sequence[Result]]]] = {}
     for alone, shared in pairs(results):
+        if not shared:
+            continue
         models.setdefault(str(alone["model"]).partition(" ")[0], []).append((alone, shared))
     count = sum(len(rows) for rows in models.values())
     heights = [len(rows) for rows in models.values()]
