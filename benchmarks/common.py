@@ -15,6 +15,7 @@ from typing import Any
 from random_checkpoint import SHAPES, write_checkpoint
 
 from minivllm import LLM, EngineConfig, bench_results
+from minivllm.cli_options import positive
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -42,6 +43,14 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     parser.add_argument("--save", action="store_true", help="write them to benchmarks/results/")
     return parser
+
+
+def add_counts(parser: argparse.ArgumentParser, *rows: tuple[str, int, str]) -> None:
+    """Options that take a whole number above 0: for each its name, its default, and of what."""
+    for name, default, what in rows:
+        parser.add_argument(
+            name, type=positive, default=default, metavar="N", help=f"{what} (default: %(default)s)"
+        )
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
@@ -86,6 +95,13 @@ def model_path(arguments: argparse.Namespace) -> Iterator[tuple[str, str | None]
     with tempfile.TemporaryDirectory(prefix="minivllm-") as folder:
         path = write_checkpoint(shape, Path(folder))
         yield str(path), f"{shape} shape, random weights"
+
+
+def compute_prompts(llm: LLM) -> None:
+    """Do steps until every request that was added decodes."""
+    scheduler = llm.engine.scheduler
+    while scheduler.waiting or not all(request.is_decoding for request in scheduler.running):
+        llm.step()
 
 
 def save(

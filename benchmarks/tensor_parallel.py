@@ -64,14 +64,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=["chosen"],
         help=f"any of {', '.join(MODES)} (default: chosen, by the engine)",
     )
-    for name, default, what in (
+    common.add_counts(
+        parser,
         ("--prompt-tokens", 128, "of each request"),
         ("--new-tokens", 33, "of each answer"),
         ("--repeats", 3, "of each batch"),
-    ):
-        parser.add_argument(
-            name, type=positive, default=default, metavar="N", help=f"{what} (default: %(default)s)"
-        )
+    )
 
 
 @dataclass
@@ -132,11 +130,8 @@ def start(llm: LLM, workload: bench.Workload) -> None:
     there is no answer to compute afterwards."""
     for number, (prompt, params) in enumerate(zip(workload.prompts, workload.params, strict=True)):
         llm.add_request(prompt, params, request_id=f"talk-{number}")
-    scheduler = llm.engine.scheduler
-    while max(workload.num_new_tokens) > 1 and (
-        scheduler.waiting or not all(request.is_decoding for request in scheduler.running)
-    ):
-        llm.step()
+    if max(workload.num_new_tokens) > 1:
+        common.compute_prompts(llm)
 
 
 def count_steps(llm: LLM) -> int:

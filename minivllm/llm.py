@@ -56,11 +56,11 @@ class LLM:
         each step does. Raises ValueError for what cannot be loaded or does not fit, TypeError
         for an unknown setting.
         """
-        self._engine: Engine | None = None
-        self._requests: OutputProcessor | None = None
         config = EngineConfig(model=model, **settings)
-        self._engine = build_engine(config, trace=trace, progress=progress)
-        self._requests = OutputProcessor(self._engine)
+        engine = build_engine(config, trace=trace, progress=progress)
+        # None after `close`.
+        self._engine: Engine | None = engine
+        self._requests: OutputProcessor | None = OutputProcessor(engine)
         self._unclaimed: list[RequestOutput] = []
         self._numbers = itertools.count()
 
@@ -116,7 +116,7 @@ class LLM:
         ValueError.
         """
         if is_one_prompt(prompts):
-            return self._answer_all([prompts], self._encode, sampling_params, use_tqdm, True)
+            return self._answer_all([prompts], self._encode, sampling_params, use_tqdm, raises=True)
         return self._answer_all(list(prompts), self._encode, sampling_params, use_tqdm)
 
     def chat(
@@ -139,7 +139,7 @@ class LLM:
             return encode_chat(conversation, self.tokenizer, *options)
 
         if not messages or is_conversation(messages):
-            return self._answer_all([messages], encode, sampling_params, use_tqdm, True)
+            return self._answer_all([messages], encode, sampling_params, use_tqdm, raises=True)
         return self._answer_all(list(messages), encode, sampling_params, use_tqdm)
 
     def _answer_all(
@@ -148,8 +148,10 @@ class LLM:
         encode: Callable[[Any], EncodedPrompt],
         sampling_params: Any,
         use_tqdm: bool,
+        *,
         raises: bool = False,
     ) -> list[RequestOutput]:
+        """`raises`: a prompt that is refused raises its error, instead of failing alone."""
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params()
         params = _one_for_each(sampling_params, len(prompts))
@@ -221,6 +223,7 @@ class LLM:
         ```
         The pieces together are the answer's text; none ends within a character. The `Stream`
         has the whole `output` at the end. To leave early, break off or `close` it.
+        Raises ValueError as `add_request` does, and for `n` above 1.
         """
         if sampling_params is not None and sampling_params.n > 1:
             n = sampling_params.n

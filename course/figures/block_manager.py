@@ -10,19 +10,17 @@ from course.figures.common import (
     Picture,
     fill,
     grid,
-    halo,
     key,
     label,
     legend,
     new_axes,
     picture,
-    shade,
     speeds,
     this_machine,
     timeline,
     write,
 )
-from minivllm.figures import PALETTE
+from minivllm.figures import PALETTE, halo, shade
 from minivllm.timeline import block_owners, count, num_blocks_in_use, request_rows
 from minivllm.trace import Trace
 

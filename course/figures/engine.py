@@ -11,7 +11,6 @@ from course.figures.common import (
     INK,
     Picture,
     fill,
-    halo,
     key,
     label,
     legend,
@@ -23,7 +22,7 @@ from course.figures.common import (
 )
 from course.figures.ladder import find, ladder, provenance, recorded
 from course.toy_device import Work
-from minivllm.figures import PALETTE
+from minivllm.figures import PALETTE, halo
 from minivllm.timeline import count, num_blocks_in_use
 from minivllm.trace import Trace
 

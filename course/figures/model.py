@@ -11,7 +11,6 @@ from course.figures.common import (
     INK,
     Picture,
     fill,
-    halo,
     key,
     label,
     legend,
@@ -21,7 +20,7 @@ from course.figures.common import (
     this_machine,
     write,
 )
-from minivllm.figures import PALETTE
+from minivllm.figures import PALETTE, halo
 from minivllm.timeline import count
 
 __all__ = [
