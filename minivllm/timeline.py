@@ -66,7 +66,7 @@ class Row:
 
     def finish(self, step: StepTrace) -> None:
         """It ended in this step, or before it ever ran."""
-        if self.last_step not in (step.index - 1, step.index):
+        if self.last_step != step.index - 1:
             self.wait_until(step.start)
         self.is_finished = True
 
