@@ -27,6 +27,7 @@ from minivllm.cli_options import (
     sampling_params,
     warn,
 )
+from minivllm.waiting import waiting
 
 if TYPE_CHECKING:
     from minivllm.llm import LLM
@@ -226,7 +227,8 @@ def _draw(llm: LLM, path: Path) -> None:
     if llm.trace is None:
         return
     try:
-        figures.save_demo_figure(llm.trace, path)
+        with waiting(f"drawing {path}"):
+            figures.save_demo_figure(llm.trace, path)
     except ImportError as error:
         print(f"no picture: {error}")
         return
