@@ -31,6 +31,7 @@ CHECKS: tuple[Callable[[Machine], list[Finding]], ...] = (
     doctor_hardware.check_backend,
     doctor_hardware.check_processor,
     doctor_hardware.check_threads,
+    doctor_hardware.check_load,
     doctor_hardware.check_model,
     doctor_hardware.check_disk,
     doctor_hardware.check_memory,
