@@ -71,7 +71,8 @@ def add_bench(commands: Any) -> None:
 
 def run_bench(arguments: argparse.Namespace) -> None:
     """Measure and print, one row as soon as it is known."""
-    from minivllm import bench, bench_results
+    with waiting("importing PyTorch"):
+        from minivllm import bench, bench_results
 
     if arguments.json is not None:
         bench_results.require_writable(arguments.json)
