@@ -26,6 +26,7 @@ from minivllm.cli_options import (
     load,
     sampling_params,
     warn,
+    write_any_character,
 )
 from minivllm.waiting import waiting
 
@@ -58,6 +59,7 @@ DEMO_QUESTIONS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0, 2 for a user's mistake, 130 for Ctrl-C."""
+    write_any_character()
     parser = build_parser()
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:

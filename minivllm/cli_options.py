@@ -162,6 +162,14 @@ def sampling_params(llm: LLM, arguments: argparse.Namespace) -> SamplingParams:
     return dataclasses.replace(params, **given)
 
 
+def write_any_character() -> None:
+    """From here on a character that the terminal or the pipe does not know is written as "?"
+    (a pipe on Windows has 256 of them), instead of being an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
 def warn(line: str) -> None:
     """One line to standard error."""
     print(line, file=sys.stderr, flush=True)
