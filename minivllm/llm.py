@@ -32,6 +32,8 @@ from minivllm.prompts import (
 from minivllm.request import RequestOutput, SamplingParams
 from minivllm.trace import Trace
 
+SHOWN_EVERY = 1.0  # seconds between two states of the bar, at most
+
 
 class LLM:
     """A loaded model that answers prompts.
@@ -181,6 +183,7 @@ class LLM:
     ) -> dict[str, RequestOutput]:
         answers: dict[str, RequestOutput] = {}
         num_tokens, started = 0, time.perf_counter()
+        shown = started
         with tqdm(
             total=total, desc="answers", disable=not use_tqdm, initial=total - len(ids)
         ) as bar:
@@ -195,6 +198,9 @@ class LLM:
                     speed = num_tokens / (time.perf_counter() - started)
                     bar.set_postfix_str(f"{speed:.0f} tok/s", refresh=False)
                     bar.update()
+                if (now := time.perf_counter()) > shown + SHOWN_EVERY:
+                    shown = now
+                    bar.refresh()  # no answer need have ended for its seconds to go on
         return answers
 
     # -- one request at a time ------------------------------------------------------------
