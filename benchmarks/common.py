@@ -15,6 +15,7 @@ from typing import Any
 from random_checkpoint import SHAPES, write_checkpoint
 
 from minivllm import LLM, EngineConfig, bench_results
+from minivllm.cli_options import positive
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -44,6 +45,14 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+def add_counts(parser: argparse.ArgumentParser, *rows: tuple[str, int, str]) -> None:
+    """Options that take a whole number above 0: for each its name, its default, and of what."""
+    for name, default, what in rows:
+        parser.add_argument(
+            name, type=positive, default=default, metavar="N", help=f"{what} (default: %(default)s)"
+        )
+
+
 def parse_setting(text: str) -> tuple[str, Any]:
     """ "max_num_seqs=64" is ("max_num_seqs", 64); what is no JSON is text."""
     name, equals, value = text.partition("=")
@@ -64,10 +73,15 @@ def open_llm(arguments: argparse.Namespace, **defaults: Any) -> Iterator[tuple[L
 
     `defaults` are settings that `--set` overrules.
     """
-    settings = {**defaults, "dtype": arguments.dtype, "device": arguments.device}
-    settings |= dict(arguments.set)
+    settings = settings_of(arguments, **defaults)
     with model_path(arguments) as (model, name), LLM(model, **settings) as llm:
         yield llm, name
+
+
+def settings_of(arguments: argparse.Namespace, **defaults: Any) -> dict[str, Any]:
+    """The engine's settings on the command line; `--set` overrules `defaults`."""
+    given = {**defaults, "dtype": arguments.dtype, "device": arguments.device}
+    return given | dict(arguments.set)
 
 
 @contextmanager
@@ -83,15 +97,28 @@ def model_path(arguments: argparse.Namespace) -> Iterator[tuple[str, str | None]
         yield str(path), f"{shape} shape, random weights"
 
 
-def save(arguments: argparse.Namespace, results: Sequence[Mapping[str, Any]], kind: str) -> None:
-    """Write the results where the command line wants them."""
+def compute_prompts(llm: LLM) -> None:
+    """Do steps until every request that was added decodes."""
+    scheduler = llm.engine.scheduler
+    while scheduler.waiting or not all(request.is_decoding for request in scheduler.running):
+        llm.step()
+
+
+def save(
+    arguments: argparse.Namespace,
+    results: Sequence[Mapping[str, Any]],
+    kind: str,
+    quiet: bool = False,
+) -> None:
+    """Write the results where the command line wants them; says so, unless `quiet`."""
     paths = [arguments.json] if arguments.json else []
     if arguments.save:
         RESULTS.mkdir(exist_ok=True)
         paths.append(bench_results.result_path(kind, str(results[0]["device"]), RESULTS))
     for path in paths:
         bench_results.save_results(path, results)
-        print(f"written: {path.name}")
+        if not quiet:
+            print(f"written: {path.name}")
 
 
 def run(main: Callable[[], None]) -> None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 TokenIds = list[int]
+FIRST_PROMPT = [1, 2, 3, 4]  # of a fresh process, for its first token
 
 
 @dataclass(frozen=True)
@@ -241,7 +242,7 @@ ENGINES: dict[str, Any] = {
 
 def answer_one(name: str, setup: str) -> None:
     """Load an engine, answer one short prompt with one token, say so."""
-    ENGINES[name](Setup(**json.loads(setup))).generate([[1, 2, 3, 4]], 1)
+    ENGINES[name](Setup(**json.loads(setup))).generate([FIRST_PROMPT], 1)
     print("\nready", flush=True)
 
 

@@ -35,7 +35,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="default: mixed batch prefill",
     )
-    for name, default, what in (
+    common.add_counts(
+        parser,
         ("--num-requests", 16, "of the mixed workload"),
         ("--min-tokens", 16, "of each prompt and answer of the mixed workload, at least"),
         ("--max-prompt-tokens", 256, "of a prompt of the mixed workload"),
@@ -45,10 +46,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         ("--prefill-tokens", 512, "of each prompt of the prefill workload"),
         ("--prefill-requests", 1, "of the prefill workload"),
         ("--repeats", 3, "of each workload"),
-    ):
-        parser.add_argument(
-            name, type=positive, default=default, metavar="N", help=f"{what} (default: %(default)s)"
-        )
+    )
     parser.add_argument("--batch-sizes", type=positive, nargs="+", default=[1, 4, 16, 32])
 
 

@@ -18,7 +18,6 @@ from typing import Any
 import common
 
 from minivllm import bench, bench_results
-from minivllm.cli_options import positive
 
 HEADER = ("requests/s", "output tok/s", "TTFT p50", "p90", "p99", "between p50", "p99", "end p50")
 WIDTHS = (10, 12, 9, 9, 9, 11, 9, 9)
@@ -27,15 +26,13 @@ WIDTHS = (10, 12, 9, 9, 9, 11, 9, 9)
 def add_options(parser: argparse.ArgumentParser) -> None:
     """How many requests come, how fast and how long they are."""
     parser.add_argument("--rates", type=float, nargs="+", default=[0.5, 1, 2], metavar="R")
-    for name, default, what in (
+    common.add_counts(
+        parser,
         ("--num-requests", 32, "at each rate"),
         ("--min-tokens", 16, "of each prompt and answer, at least"),
         ("--max-prompt-tokens", 256, "of a prompt"),
         ("--max-output-tokens", 64, "of an answer"),
-    ):
-        parser.add_argument(
-            name, type=positive, default=default, metavar="N", help=f"{what} (default: %(default)s)"
-        )
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--figure", type=Path, help="draw latency against rate")
 

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import common
-from engines import ENGINES, Answers, Peer, Setup, TokenIds
+from engines import ENGINES, FIRST_PROMPT, Answers, Peer, Setup, TokenIds
 
 from minivllm import bench, bench_results
 from minivllm.cli_options import positive
@@ -82,7 +82,10 @@ class Call:
 def time_calls(
     peers: Mapping[str, Peer], prompts: Sequence[TokenIds], num_tokens: int, repeats: int
 ) -> dict[str, list[Call]]:
-    """Each call by engine; all take turns, after one call that is not counted."""
+    """Each call by engine; all take turns, after one call that is not counted.
+
+    Raises RuntimeError for answers of another length: then the times do not compare.
+    """
     calls: dict[str, list[Call]] = {name: [] for name in peers}
     for number in range(repeats + 1):
         names = list(peers)
@@ -166,7 +169,8 @@ def table_cells(result: Mapping[str, Any]) -> list[str]:
 
 
 def time_ready(name: str, setup: Setup, repeats: int) -> list[float]:
-    """Seconds from the command to the first token, each in a fresh process."""
+    """Seconds from the command to the first token, each in a fresh process. Raises RuntimeError for
+    an engine that ends before."""
     seconds = []
     for _ in range(repeats):
         command = [sys.executable, str(ENGINES_SCRIPT), name, json.dumps(asdict(setup))]
@@ -193,7 +197,7 @@ def ready_result(name: str, seconds: Sequence[float]) -> dict[str, Any]:
         "seconds": median,
         "best_seconds": min(seconds),
         "output_tokens_per_s": 1 / median,
-        "prompt_tokens_per_s": 4 / median,
+        "prompt_tokens_per_s": len(FIRST_PROMPT) / median,
         "seconds_all": list(seconds),
     }
 
@@ -216,16 +220,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     parser.add_argument("--gguf", metavar="FILE", help="the model for llama.cpp")
     parser.add_argument("--batch-sizes", type=positive, nargs="+", default=[1, 4, 16, 32])
-    for name, default, what in (
+    common.add_counts(
+        parser,
         ("--prompt-tokens", 128, "of each request"),
         ("--new-tokens", 97, "of each answer"),
         ("--prefill-tokens", 512, "of the prompt that is timed alone"),
         ("--repeats", 5, "of each call"),
         ("--ready-repeats", 3, "of the start in a fresh process"),
-    ):
-        parser.add_argument(
-            name, type=positive, default=default, metavar="N", help=f"{what} (default: %(default)s)"
-        )
+    )
     parser.add_argument("--no-ready", action="store_true", help="leave the start out")
     parser.add_argument("--profile", action="store_true")
 

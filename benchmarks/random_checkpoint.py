@@ -67,6 +67,22 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
         "eos_token_id": 128_001,
     },
+    "qwen3-8b": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "vocab_size": 151_936,
+        "hidden_size": 4096,
+        "intermediate_size": 12_288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1_000_000.0,
+        "max_position_embeddings": 40_960,
+        "tie_word_embeddings": False,
+        "eos_token_id": 151_645,
+    },
     "tiny": {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -94,16 +110,25 @@ def write_checkpoint(shape: str, path: Path, dtype: str = "bfloat16") -> Path:
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(raw, indent=1))
     (path / "tokenizer.json").write_text(json.dumps(tokenizer(config.vocab_size)))
-    generator = torch.Generator().manual_seed(0)
+    # A GPU draws eight billion numbers in a second, a CPU in minutes.
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    generator = torch.Generator(device).manual_seed(0)
     tensors = {
-        # A norm is one-dimensional and begins as all ones.
-        name: torch.ones(size, dtype=getattr(torch, dtype))
-        if len(size) == 1
-        else torch.empty(size, dtype=getattr(torch, dtype)).normal_(0, 0.02, generator=generator)
+        name: random_tensor(size, getattr(torch, dtype), generator)
         for name, size in tensor_shapes(config)
     }
     save_file(tensors, path / "model.safetensors")
     return path
+
+
+def random_tensor(
+    size: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator
+) -> torch.Tensor:
+    """A norm, which has one dimension, as all ones; any other weight at random. On the CPU."""
+    if len(size) == 1:
+        return torch.ones(size, dtype=dtype)
+    weight = torch.empty(size, dtype=dtype, device=generator.device)
+    return weight.normal_(0, 0.02, generator=generator).cpu()
 
 
 def tensor_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -127,6 +152,8 @@ def tensor_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield f"{prefix}self_attn.q_norm.weight", (config.head_dim,)
             yield f"{prefix}self_attn.k_norm.weight", (config.head_dim,)
     yield "model.norm.weight", (hidden,)
+    if not config.tie_word_embeddings:
+        yield "lm_head.weight", (config.vocab_size, hidden)
 
 
 def tokenizer(vocab_size: int) -> dict[str, Any]:

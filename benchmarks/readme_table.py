@@ -80,11 +80,10 @@ def headline(result: Mapping[str, Any] | None) -> str:
 def source(result: Mapping[str, Any]) -> str:
     """How it was measured, in one line."""
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
-    return (
-        f"{result.get('model', 'no model')}, {result.get('dtype', '')} on"
-        f" {result.get('machine', result['device'])}; {versions}; `{result['command']}`,"
-        f" {result['date']}."
-    ).replace(",  on", " on")
+    # The control plane is measured without a model, and so without a dtype.
+    what = ", ".join(filter(None, [result.get("model", "no model"), result.get("dtype")]))
+    machine = result.get("machine", result["device"])
+    return f"{what} on {machine}; {versions}; `{result['command']}`, {result['date']}."
 
 
 def fill(page: str, root: Path) -> str:
@@ -107,8 +106,9 @@ def main() -> None:
     if arguments.write:
         page = arguments.write.read_text(encoding="utf-8")
         arguments.write.write_text(fill(page, arguments.write.parent), encoding="utf-8")
-    for number, file in enumerate(arguments.files):
-        print("\n" * bool(number) + format_results(bench_results.load_results(file)))
+    tables = [format_results(bench_results.load_results(file)) for file in arguments.files]
+    if tables:
+        print("\n\n".join(tables))
 
 
 if __name__ == "__main__":

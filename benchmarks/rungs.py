@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from minivllm import LLM, ops
-from minivllm.request import Chunk, SchedulerOutput
-from minivllm.scheduler import Scheduler
+from minivllm.request import SchedulerOutput
+from minivllm.scheduler import Scheduler, next_chunk
 
 NAIVE = "naive loop"
 BETWEEN_PRODUCTS = ("rms_norm", "add_rms_norm", "silu_mul", "norm_rope")
@@ -66,15 +66,9 @@ class PromptsFirst(Scheduler):
         for request in [r for r in self.running if not r.is_decoding]:
             budget = self.max_num_batched_tokens - output.num_tokens
             if budget > 0:
-                self._take_prompt(request, budget, output)
+                self._take(next_chunk(request, budget), output)
         self.schedule_waiting(output)
         return output if output.chunks or output.failed else super().schedule()
-
-    def _take_prompt(self, request: Any, budget: int, output: SchedulerOutput) -> None:
-        start = request.num_computed_tokens
-        length = min(budget, request.num_tokens - start)
-        samples = start + length == request.num_tokens
-        self._take(Chunk(request, start, length, samples, is_decode=False), output)
 
 
 def prompts_first(llm: LLM) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import common
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -32,9 +33,7 @@ def record(llm: LLM, workload: bench.Workload) -> dict[str, Any]:
     params = SamplingParams(temperature=workload.temperature, max_tokens=room, ignore_eos=True)
     # Shorter by what they get here: no longer than the engine's longest request.
     ids = [llm.add_request([*prompt[:-room], 1], params) for prompt in workload.prompts]
-    scheduler = llm.engine.scheduler
-    while scheduler.waiting or not all(r.is_decoding for r in scheduler.running):
-        llm.step()
+    common.compute_prompts(llm)
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(ProfilerActivity.CUDA)

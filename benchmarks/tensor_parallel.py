@@ -1,15 +1,17 @@
 r"""One model on several ranks: speed for each number of them, and what their talk costs.
 
     python benchmarks/tensor_parallel.py --sizes 1 3                   # a laptop, SmolLM2
-    python benchmarks/tensor_parallel.py --sizes 1 2 4 --random-weights qwen3-0.6b \
-        --batch-sizes 1 64 256 --prompt-tokens 512 --new-tokens 256    # several GPUs
+    python benchmarks/tensor_parallel.py --sizes 1 2 4 --random-weights qwen3-8b \
+        --modes graphs eager --batch-sizes 1 64 256 --prompt-tokens 512    # several GPUs
 
-Batches of equal requests, decoded greedily. Medians over the repeats are printed; the file has
-every time.
+Batches of equal requests, decoded greedily, and prompts without an answer. Medians over the repeats
+are printed; the file has every time.
 
 message   what the leader says of a step: its length, and the leader's time to write and send it
 sums      all-reduces and gathered logits of a step: on a CPU the leader's time in them, waiting for
           slower ranks included; on GPUs the time of NCCL's kernels, from a profile
+          (both without the steps that compute prompts, if there is an answer)
+mode      with CUDA graphs or eager; overlapped, or with each step read before the next begins
 """
 
 from __future__ import annotations
@@ -28,23 +30,46 @@ from minivllm import LLM, bench, bench_results
 from minivllm.cli_options import positive
 from minivllm.leader import Leader
 
-HEADER = ("ranks", "workload", "tok/s", "step", "message", "", "sums", "share")
-WIDTHS = (6, 32, 9, 10, 9, 9, 10, 7)
+HEADER = (
+    "ranks",
+    "workload",
+    "mode",
+    "decode tok/s",
+    "prompt tok/s",
+    "step",
+    "message",
+    "",
+    "sums",
+    "share",
+)
+WIDTHS = (5, 29, 15, 12, 12, 9, 8, 8, 9, 6)
 SUMS = ("all_reduce", "all_gather", "broadcast")
+MODES: dict[str, dict[str, bool]] = {
+    "chosen": {},  # by the engine
+    "graphs": {"enforce_eager": False, "overlap": True},
+    "graphs-serial": {"enforce_eager": False, "overlap": False},
+    "eager": {"enforce_eager": True, "overlap": True},
+    "eager-serial": {"enforce_eager": True, "overlap": False},
+}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """How many ranks, and which batches."""
     parser.add_argument("--sizes", type=positive, nargs="+", default=[1, 3], metavar="RANKS")
     parser.add_argument("--batch-sizes", type=positive, nargs="+", default=[1, 16], metavar="N")
-    for name, default, what in (
+    parser.add_argument(
+        "--modes",
+        choices=MODES,
+        nargs="+",
+        default=["chosen"],
+        help=f"any of {', '.join(MODES)} (default: chosen, by the engine)",
+    )
+    common.add_counts(
+        parser,
         ("--prompt-tokens", 128, "of each request"),
         ("--new-tokens", 33, "of each answer"),
         ("--repeats", 3, "of each batch"),
-    ):
-        parser.add_argument(
-            name, type=positive, default=default, metavar="N", help=f"{what} (default: %(default)s)"
-        )
+    )
 
 
 @dataclass
@@ -100,10 +125,29 @@ def listening(llm: LLM) -> Iterator[Talk]:
             delattr(thing, name)  # the method shows again
 
 
+def start(llm: LLM, workload: bench.Workload) -> None:
+    """Add the requests and compute all of their prompts but the last steps; nothing of them if
+    there is no answer to compute afterwards."""
+    for number, (prompt, params) in enumerate(zip(workload.prompts, workload.params, strict=True)):
+        llm.add_request(prompt, params, request_id=f"talk-{number}")
+    if max(workload.num_new_tokens) > 1:
+        common.compute_prompts(llm)
+
+
+def count_steps(llm: LLM) -> int:
+    """Compute what is left; returns the number of steps."""
+    steps = 0
+    while llm.has_unfinished_requests():
+        llm.step()
+        steps += 1
+    return steps
+
+
 def nccl_seconds(llm: LLM, workload: bench.Workload) -> float:
-    """The time of NCCL's kernels on the leader's GPU in one run of the workload."""
+    """The time of NCCL's kernels on the leader's GPU in what `start` leaves."""
+    start(llm, workload)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        bench.time_offline(llm, workload)
+        count_steps(llm)
     events = [event for event in profile.key_averages() if event.key.startswith("nccl")]
     return sum(event.device_time_total for event in events) / 1e6
 
@@ -111,15 +155,18 @@ def nccl_seconds(llm: LLM, workload: bench.Workload) -> float:
 def measure(llm: LLM, workload: bench.Workload, repeats: int) -> dict[str, Any]:
     """Speed of the workload, and the leader's talk per step."""
     bench.warm_up(llm, num_requests=len(workload.prompts))
-    runs = bench.repeat_offline(llm, workload, repeats)
-    steps = -(-workload.num_output_tokens // len(workload.prompts))
+    result = bench.summarise(workload, bench.repeat_offline(llm, workload, repeats))
+    others = [bench.with_other_tokens(workload, n, bench.vocab_size_of(llm)) for n in (101, 102)]
+    start(llm, others[0])
     with listening(llm) as talk:
-        seconds = bench.time_offline(llm, workload).seconds
+        began = time.perf_counter()
+        steps = count_steps(llm)
+        seconds = time.perf_counter() - began
     if llm.config.device.startswith("cuda") and llm.config.tensor_parallel_size > 1:
-        talk.sum_seconds = nccl_seconds(llm, workload)
+        talk.sum_seconds = nccl_seconds(llm, others[1])
     messages = max(1, talk.num_messages)
     return {
-        **bench.summarise(workload, runs),
+        **result,
         "step_ms": 1e3 * seconds / steps,
         "message_bytes": talk.num_bytes / messages,
         "message_us": 1e6 * talk.message_seconds / messages,
@@ -133,7 +180,9 @@ def cells(result: dict[str, Any]) -> list[str]:
     return [
         str(result["tensor_parallel_size"]),
         result["workload"],
-        f"{result['output_tokens_per_s']:.1f}",
+        result["mode"],
+        bench_results.speed(result["decode_tokens_per_s"]),
+        bench_results.speed(result["prefill_tokens_per_s"]),
         f"{result['step_ms']:.2f} ms",
         f"{result['message_bytes']:.0f} B",
         f"{result['message_us']:.0f} us",
@@ -142,23 +191,47 @@ def cells(result: dict[str, Any]) -> list[str]:
     ]
 
 
+def workloads(arguments: argparse.Namespace, vocab_size: int) -> list[bench.Workload]:
+    """Batches with answers, and then prompts alone: as many as the largest batch has."""
+    sizes, tokens = arguments.batch_sizes, arguments.prompt_tokens
+    shapes = [(size, tokens, arguments.new_tokens) for size in sizes] + [(max(sizes), tokens, 1)]
+    return [bench.batch_workload(*shape, vocab_size) for shape in shapes]
+
+
+def mode_of(llm: LLM) -> str:
+    """What the engine chose, or was told: one of `MODES`."""
+    step = "eager" if llm.config.enforce_eager else "graphs"
+    return step if llm.config.overlap else f"{step}-serial"
+
+
+def measure_all(
+    llm: LLM, name: str | None, arguments: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
+    """A result for each workload."""
+    facts = bench_results.facts(llm.config, name)
+    ranks = {"tensor_parallel_size": llm.config.tensor_parallel_size, "engine": "minivllm"}
+    for workload in workloads(arguments, bench.vocab_size_of(llm)):
+        found = measure(llm, workload, arguments.repeats)
+        result = {**facts, **ranks, "mode": mode_of(llm), **found}
+        print(bench_results.text_table([cells(result)], WIDTHS), flush=True)
+        yield result
+
+
 def main() -> None:
     parser = common.make_parser(__doc__)
     add_options(parser)
     arguments = parser.parse_args()
-    results = []
+    results: list[dict[str, Any]] = []
     print(bench_results.text_table([HEADER], WIDTHS), flush=True)
-    for size in arguments.sizes:
-        with common.open_llm(arguments, tensor_parallel_size=size) as (llm, name):
-            facts = bench_results.facts(llm.config, name)
-            for batch_size in arguments.batch_sizes:
-                shape = (batch_size, arguments.prompt_tokens, arguments.new_tokens)
-                workload = bench.batch_workload(*shape, bench.vocab_size_of(llm))
-                bench.check_fits(llm, workload)
-                found = measure(llm, workload, arguments.repeats)
-                ranks = {"tensor_parallel_size": size, "engine": "minivllm"}
-                results.append({**facts, **ranks, **found})
-                print(bench_results.text_table([cells(results[-1])], WIDTHS), flush=True)
+    with common.model_path(arguments) as (model, name):
+        for size in arguments.sizes:
+            for mode in arguments.modes:
+                settings = {"tensor_parallel_size": size, **MODES[mode]}
+                with LLM(model, **common.settings_of(arguments, **settings)) as llm:
+                    for result in measure_all(llm, name, arguments):
+                        results.append(result)
+                        # What was measured is kept, whatever comes of the rest.
+                        common.save(arguments, results, "tensor-parallel", quiet=True)
     common.save(arguments, results, "tensor-parallel")
 
 

@@ -29,7 +29,7 @@ def check(args: Arguments) -> int:
     """
     from course.verdict import check
 
-    mine = [name for name, word in ex.states().items() if word in ("yours", "passed")]
+    mine = [name for name, word in ex.states().items() if word in ex.MINE]
     names = [ex.find_exercise(name).name for name in args.name] or mine
     if not names:
         print("Nothing is yours yet. Begin in notebooks/, or with: python -m course open NAME")
@@ -73,7 +73,7 @@ def empty(args: Arguments) -> int:
         return 0
     for exercise in chosen:
         ex.open_in_file(exercise)
-    kept = [name for name, word in states.items() if word in ("yours", "passed")]
+    kept = [name for name, word in states.items() if word in ex.MINE]
     print(f"Taken out: {len(chosen)} exercises." + (f" Yours stay: {len(kept)}." if kept else ""))
     print("To put ours back where holes are left: python -m course empty --undo")
     return 0
@@ -153,17 +153,18 @@ def execute(args: Arguments) -> int:
 
 
 def chapter_paths(names: Sequence[str]) -> list[Path]:
-    """The solution notebooks of chapters named as 03 or 03_block_manager; of all without names."""
+    """The solution notebooks of chapters named as 03 or 03_block_manager; of all without names.
+    Raises CourseError for a name that no chapter has."""
     paths = sorted((ex.HOME / "solutions").glob("*.ipynb"))
     for name in names:
-        if not any(path.stem == name or path.stem.startswith(f"{name}_") for path in paths):
+        if not any(_is_called(path, name) for path in paths):
             known = ", ".join(path.stem for path in paths) or "none: python -m course build"
             raise ex.CourseError(f"No chapter is called {name!r}. There are: {known}")
-    return [
-        path
-        for path in paths
-        if not names or any(path.stem == n or path.stem.startswith(f"{n}_") for n in names)
-    ]
+    return [path for path in paths if not names or any(_is_called(path, name) for name in names)]
+
+
+def _is_called(path: Path, name: str) -> bool:
+    return path.stem == name or path.stem.startswith(f"{name}_")
 
 
 def verify(args: Arguments) -> int:

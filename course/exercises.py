@@ -32,6 +32,7 @@ from course.ledger import Book, digest, entry_of, ledger
 
 __all__ = [
     "HOME",
+    "MINE",
     "BuildError",
     "CheckFailed",
     "CourseError",
@@ -44,6 +45,7 @@ __all__ = [
     "learner_exercises",
     "module_path",
     "open_in_file",
+    "raising_hole",
     "read",
     "root",
     "spliced",
@@ -54,6 +56,7 @@ __all__ = [
 ]
 
 HISTORY_LIMIT = 50  # earlier texts kept for each exercise
+MINE = ("yours", "passed")  # the states in which the learner's version stands in the package
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,10 @@ def definition(cell: str, name: str) -> str | None:
 
 
 def find_exercise(name: str) -> Exercise:
-    """The exercise of a full name, or of its last parts where they are unique."""
+    """The exercise of a full name, or of its last parts where they are unique.
+
+    Raises CourseError, with names like it, for any other.
+    """
     known = exercises()
     hits = [n for n in known if n == name] or [n for n in known if n.endswith("." + name)]
     if len(hits) == 1:
@@ -120,7 +126,8 @@ def find_exercise(name: str) -> Exercise:
 
 
 def current(name: str) -> str:
-    """The source of an exercise as the package has it now."""
+    """The source of an exercise as the package has it now. Raises CourseError, with the way back,
+    where the file cannot be read or has no such definition."""
     path = module_path(name)
     file = f"minivllm/{path.name}"
     remedy = f"take the file back: git checkout {file} (that also takes out what you built in it)"
@@ -163,12 +170,15 @@ def states(notebook: str | None = None) -> dict[str, str]:
 
 
 def learner_exercises() -> list[str]:
-    """Names of the exercises whose text in the package is not ours."""
+    """Names of the exercises that are not borrowed: the learner's, and open ones."""
     return [name for name, word in states().items() if word != "borrowed"]
 
 
 def spliced(folder: Path, sources: Mapping[str, str]) -> dict[Path, str]:
-    """The texts of the modules below `folder` with these definitions in place; writes nothing."""
+    """The texts of the modules below `folder` with these definitions in place; writes nothing.
+
+    Raises BuildError where the result would not compile.
+    """
     texts: dict[Path, str] = {}
     for name, source in sources.items():
         path = folder / "minivllm" / f"{name.split('.', 1)[0]}.py"
@@ -219,10 +229,14 @@ def open_in_file(exercise: Exercise) -> None:
 
     From then on whatever stands there is the learner's, be it our very text.
     """
-    hole = f'raise NotImplementedError("notebook {exercise.notebook}: {exercise.name}")'
-    lay({exercise.name: splice.blank(exercise.reference, hole)}, mine=True)
+    lay({exercise.name: splice.blank(exercise.reference, raising_hole(exercise))}, mine=True)
     with ledger() as book:
         book[exercise.name]["mine"] = "opened"
+
+
+def raising_hole(exercise: Exercise) -> str:
+    """The line that stands for a body which is not written yet."""
+    return f'raise NotImplementedError("notebook {exercise.notebook}: {exercise.name}")'
 
 
 def _write_all(texts: dict[Path, str]) -> None:

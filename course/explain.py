@@ -39,8 +39,7 @@ def text_of(value: object) -> str:
         text = repr(value)
     except Exception as error:
         text = f"<{type(value).__name__}, whose repr raises {type(error).__name__}>"
-    text = re.sub(r" at 0x[0-9a-f]+", "", text)
-    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
+    return _shorten(re.sub(r" at 0x[0-9a-f]+", "", text))
 
 
 def cause(error: BaseException) -> BaseException:

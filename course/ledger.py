@@ -10,6 +10,7 @@ Digests, because a plain flag would be wrong after `git checkout`.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Iterator
@@ -43,7 +44,10 @@ def entry_of(book: Book, name: str) -> dict[str, Any]:
 
 @contextmanager
 def ledger() -> Iterator[Book]:
-    """The ledger under a lock (two notebooks may write at once); changes are kept at the end."""
+    """The ledger under a lock (two notebooks may write at once); changes are kept at the end.
+
+    Raises CourseError where it cannot be written, or another one holds the lock for too long.
+    """
     path = files.root() / ".course" / "ledger.json"
     try:
         path.parent.mkdir(exist_ok=True)
@@ -72,8 +76,8 @@ def _read(path: Path) -> Book:
             return book
     except ValueError:
         pass
-    numbers = (n for n in range(1, 10**6) if not path.with_name(f"{path.name}.broken-{n}").exists())
-    aside = path.with_name(f"{path.name}.broken-{next(numbers)}")
+    names = (path.with_name(f"{path.name}.broken-{number}") for number in itertools.count(1))
+    aside = next(name for name in names if not name.exists())
     os.replace(path, aside)
     print(
         f"The ledger could not be read; it is kept as .course/{aside.name}, and a new one begins.\n"

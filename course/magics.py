@@ -27,6 +27,7 @@ from course.exercises import (
     exercises,
     find_exercise,
     lay,
+    learner_exercises,
     ledger,
     module_path,
     read,
@@ -122,7 +123,7 @@ class Course(Magics):
     def restore(self, line: str) -> None:
         """%restore NAME... or %restore --all: our version back into the package."""
         if line.strip() == "--all":
-            names = [name for name, word in states().items() if word != "borrowed"]
+            names = learner_exercises()
             if not names:
                 print("Nothing to restore: every exercise is ours.")
         else:

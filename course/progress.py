@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from course.exercises import exercises
+from course.exercises import MINE, exercises
 
 SIGNS = {"passed": "■", "yours": "◧", "borrowed": "□", "open": "·"}
 LEGEND = "■ passed   ◧ yours, not checked   □ borrowed   · open"
@@ -14,7 +14,7 @@ def chapter_line(notebook: str, states: dict[str, str]) -> str:
     """One chapter: `03 block manager  ■■□□□□  2 of 6 yours`."""
     words = [states[n] for n, e in exercises().items() if e.notebook == notebook and n in states]
     boxes = "".join(SIGNS[word] for word in words)
-    num_yours = sum(word in ("passed", "yours") for word in words)
+    num_yours = sum(word in MINE for word in words)
     unchecked = words.count("yours")
     note = f", {unchecked} not checked" if unchecked else ""
     title = notebook.replace("_", " ")
@@ -31,7 +31,7 @@ def progress_map(states: dict[str, str]) -> str:
         names = [name for name in states if exercises()[name].notebook == notebook]
         lines += [f"    {SIGNS[states[n]]} {n.split('.', 1)[1]}" for n in names]
     words = list(states.values())
-    num_yours = sum(word in ("passed", "yours") for word in words)
+    num_yours = sum(word in MINE for word in words)
     lines.append(
         f"{num_yours} of {len(words)} exercises are yours; borrowed: {words.count('borrowed')}"
     )

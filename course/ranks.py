@@ -123,7 +123,7 @@ def ranks_as_threads() -> Iterator[None]:
 
 TINY = {
     "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 259,  # divides by none of 2, 3 and 4
+    "vocab_size": 259,  # a multiple of none of 2, 3 and 4
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 2,

@@ -63,12 +63,7 @@ def set_sources(folder: Path, sources: Mapping[str, str]) -> None:
 def take_out(folder: Path, wanted: Callable[[ex.Exercise], bool]) -> None:
     """Replace the body of every wanted exercise by a hole that raises."""
     chosen = [exercise for exercise in ex.exercises().values() if wanted(exercise)]
-    set_sources(folder, {e.name: splice.blank(e.reference, raising_hole(e)) for e in chosen})
-
-
-def raising_hole(exercise: ex.Exercise) -> str:
-    """The line that stands for a body which is not written yet."""
-    return f'raise NotImplementedError("notebook {exercise.notebook}: {exercise.name}")'
+    set_sources(folder, {e.name: splice.blank(e.reference, ex.raising_hole(e)) for e in chosen})
 
 
 def environment(folder: Path, strict: bool = True) -> dict[str, str]:

@@ -76,7 +76,9 @@ What it is for, in the reader's words; the docstring says the rest.
 
 <details><summary>Hint 1</summary>A question that points at the idea.</details>
 
-<details><summary>Hint 2</summary>The shape of the answer.</details>
+<details><summary>Hint 2</summary>A second question, nearer to it.</details>
+
+<details><summary>Hint 3</summary>The shape of the answer.</details>
 """
 
 MISTAKES = '''\
@@ -118,7 +120,7 @@ def candidates(module: str, home: Path) -> list[str]:
     if not path.exists():
         raise ex.CourseError(
             f"minivllm/{module}.py does not exist. Write the finished module first: the notebook"
-            " is made from it."
+            " is made from it. Its name is given without folder and ending, as in prefix_cache."
         )
     names = []
     for node in ast.parse(ex.read(path)).body:

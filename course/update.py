@@ -30,8 +30,7 @@ def update() -> Iterator[str]:
     if not (carry / "functions.json").exists():
         yield put_aside(carry, ex.root(), own_functions())
         known = ex.exercises()
-        changed = [name for name, word in ex.states().items() if word != "borrowed"]
-        ex.lay({name: known[name].reference for name in changed}, mine=False)
+        ex.lay({name: known[name].reference for name in ex.learner_exercises()}, mine=False)
         git("checkout", "--", "notebooks")
     failure = pull()
     if failure:
@@ -59,7 +58,7 @@ def carry_folder() -> Path:
 
 def own_functions() -> dict[str, str]:
     """What the learner wrote in this tree, also in an editor without telling the ledger."""
-    return {n: ex.current(n) for n, word in ex.states().items() if word in ("yours", "passed")}
+    return {n: ex.current(n) for n, word in ex.states().items() if word in ex.MINE}
 
 
 def functions_in(old: Path) -> dict[str, str]:

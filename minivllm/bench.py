@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minivllm.bench_results import percentiles
+from minivllm.config import set_value
 from minivllm.llm import LLM
 from minivllm.request import RequestOutput, SamplingParams
 
@@ -233,7 +234,7 @@ def phase_speeds(
 
 def check_fits(llm: LLM, workload: Workload) -> None:
     """Raise ValueError for a workload that is too long for the engine."""
-    limit = llm.config.max_model_len or 0
+    limit = set_value(llm.config.max_model_len)
     if workload.longest > limit:
         raise ValueError(
             f"the workload {workload.name!r} has requests of {workload.longest} tokens, more than"
@@ -279,7 +280,7 @@ def warm_up(llm: LLM, num_requests: int = 1, num_tokens: int = 8) -> None:
 
 def vocab_size_of(llm: LLM) -> int:
     """Tokens that the model knows."""
-    return int(llm.engine.runner.model.config.vocab_size)
+    return llm.engine.vocab_size
 
 
 def summarise(workload: Workload, runs: Sequence[Run]) -> dict[str, Any]:

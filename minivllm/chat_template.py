@@ -180,7 +180,8 @@ def new_marker() -> str:
 
 
 def compile_template(source: str) -> Any:
-    """A Jinja template in the immutable sandbox, with the helpers that chat templates expect."""
+    """A Jinja template in the immutable sandbox, with the helpers that chat templates expect.
+    Raises ValueError for what is no Jinja."""
     import jinja2
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 

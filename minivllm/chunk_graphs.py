@@ -86,6 +86,11 @@ class ChunkGraphs:
             for size in reversed(self.buckets):
                 function.capture(size)
 
+    def clear(self) -> None:
+        """Give all graphs back, whoever still holds the functions: they run without."""
+        for function in self.functions:
+            function.captured.clear()
+
 
 class ChunkFunction:
     """A function of a step that replays its graph where there is one for the step's bucket."""

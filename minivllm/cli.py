@@ -26,7 +26,9 @@ from minivllm.cli_options import (
     load,
     sampling_params,
     warn,
+    write_any_character,
 )
+from minivllm.waiting import waiting
 
 if TYPE_CHECKING:
     from minivllm.llm import LLM
@@ -57,6 +59,7 @@ DEMO_QUESTIONS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0, 2 for a user's mistake, 130 for Ctrl-C."""
+    write_any_character()
     parser = build_parser()
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
@@ -226,7 +229,8 @@ def _draw(llm: LLM, path: Path) -> None:
     if llm.trace is None:
         return
     try:
-        figures.save_demo_figure(llm.trace, path)
+        with waiting(f"drawing {path}"):
+            figures.save_demo_figure(llm.trace, path)
     except ImportError as error:
         print(f"no picture: {error}")
         return

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minivllm.cli_options import add_command, add_engine_options, load, positive
+from minivllm.waiting import waiting
 
 if TYPE_CHECKING:
     from minivllm.bench import Run, Workload
@@ -70,7 +71,8 @@ def add_bench(commands: Any) -> None:
 
 def run_bench(arguments: argparse.Namespace) -> None:
     """Measure and print, one row as soon as it is known."""
-    from minivllm import bench, bench_results
+    with waiting("importing PyTorch"):
+        from minivllm import bench, bench_results
 
     if arguments.json is not None:
         bench_results.require_writable(arguments.json)
@@ -109,7 +111,9 @@ def share_time(
             print(f"\nleft out, because --max-seconds {arguments.max_seconds} are over: {names}")
             return
         share = left / (len(workloads) - number)
-        yield workload, bench.repeat_offline(llm, workload, arguments.repeats, share)
+        with waiting(workload.name):
+            runs = bench.repeat_offline(llm, workload, arguments.repeats, share)
+        yield workload, runs
 
 
 def choose_workloads(llm: LLM, arguments: argparse.Namespace) -> list[Workload]:

@@ -13,6 +13,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from minivllm.waiting import waiting
+
 if TYPE_CHECKING:
     from minivllm.llm import LLM
     from minivllm.request import SamplingParams
@@ -112,7 +114,8 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
 
 def load(arguments: argparse.Namespace, **settings: Any) -> LLM:
     """The model of the command line. Settings that were not given keep their defaults."""
-    from minivllm.llm import LLM
+    with waiting("importing PyTorch"):
+        from minivllm.llm import LLM
 
     given = {name: getattr(arguments, name) for name in ENGINE_SETTINGS}
     given = {name: value for name, value in given.items() if value is not None}
@@ -157,6 +160,14 @@ def sampling_params(llm: LLM, arguments: argparse.Namespace) -> SamplingParams:
     given = {name: getattr(arguments, name) for name in SAMPLING_SETTINGS}
     given = {name: value for name, value in given.items() if value is not None}
     return dataclasses.replace(params, **given)
+
+
+def write_any_character() -> None:
+    """From here on a character that the terminal or the pipe does not know is written as "?"
+    (a pipe on Windows has 256 of them), instead of being an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
 
 
 def warn(line: str) -> None:

@@ -1,7 +1,7 @@
 """Settings of the engine: checked once, then frozen; and the checks that other modules share.
 
-Leaves out everything that needs a device or a file: `engine.build_engine` fills the fields
-that are None here. What a checkpoint says of itself is in `model_config`. Given (no notebook
+Leaves out everything that needs a device or a file: `kv_sizing.fill_in` fills the fields that
+are None here. What a checkpoint says of itself is in `model_config`. Given (no notebook
 builds it).
 """
 

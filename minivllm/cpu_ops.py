@@ -12,7 +12,8 @@ dimension, B block size, S key positions.
 from __future__ import annotations
 
 import functools
-import sys
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from minivllm.ops import (
     rope_table,
     slot_mapping,
 )
+from minivllm.waiting import waiting
 
 try:
     import numba
@@ -82,43 +84,61 @@ def _start_pool() -> None:
 
 
 def warm_up() -> None:
-    """Run every kernel once, so that no later step waits for the compiler; says so on stderr
-    unless an earlier start has left the compiled code in numba's cache."""
+    """Run every kernel once, so that no later step waits for the compiler; says on stderr how far
+    it is unless an earlier start has left the compiled code in numba's cache."""
     if cpu_kernels is None:
         return
+    first, *rest = [*_layer_calls(), *_product_calls()]
+    with waiting("loading the CPU kernels"):
+        first()
+        if not cpu_kernels.rms_norm.stats.cache_misses:
+            for call in rest:
+                call()
+            return
+    with waiting("compiling the CPU kernels, once") as come_to:
+        for number, call in enumerate(rest, start=1):
+            come_to(f"{number} of {len(rest) + 1}")
+            call()
+
+
+def _layer_calls() -> list[Callable[[], object]]:
+    """A call of each kernel of a layer, on the smallest tensors of every layout that it meets;
+    `rms_norm` is the first."""
     x, cos, slots = torch.ones(2, 32), torch.ones(2, 8), torch.arange(2)
-    rms_norm(x, x[0], 1e-5)
-    if cpu_kernels.rms_norm.stats.cache_misses:
-        print("compiling the CPU kernels (once, about 30 s)", file=sys.stderr, flush=True)
-    silu_mul(x)
-    q, k, v = torch.ones(2, 6, 16).split(2, dim=1)
-    q, k = apply_rope(q, cos, cos), apply_rope(k, cos, cos)
-    cache = torch.zeros(2, 2, 16, 2, 16)
-    for values in (v, v.contiguous()):
-        store_kv(k, values, cache[0], cache[1], slots)
-    decode_attention(q, cache[0], cache[1], slots[:, None].int(), slots.int() + 1, 2, 1.0)
-    _warm_up_products(x.numpy(), cos.numpy(), q.numpy())
+    part, heads = torch.ones(2, 6, 16)[:, 4:], torch.ones(2, 2, 16)  # of a product; of its own
+    keys, values = torch.zeros(2, 2, 16, 2, 16)
+    return [
+        partial(rms_norm, x, x[0], 1e-5),
+        partial(silu_mul, x),
+        partial(apply_rope, part, cos, cos),
+        partial(store_kv, heads, part, keys, values, slots),
+        partial(store_kv, heads, heads, keys, values, slots),
+        partial(
+            decode_attention, heads, keys, values, slots[:, None].int(), slots.int() + 1, 2, 1.0
+        ),
+    ]
 
 
-def _warm_up_products(x: np.ndarray, cos: np.ndarray, heads: np.ndarray) -> None:
-    # One matrix [96, 32] serves as every product of a layer with 2 heads of 16.
-    weight, out, threads = (
-        np.ones((96, 32), np.float32),
-        np.empty((2, 96), np.float32),
-        num_threads(),
-    )
+def _product_calls() -> list[Callable[[], object]]:
+    """The same for products and for what has them inside. One matrix [96, 32] serves as every
+    product of a layer with 2 heads of 16."""
+    x, cos, weight = (np.ones(size, np.float32) for size in ((2, 32), (2, 8), (96, 32)))
+    out, threads = np.empty((2, 96), np.float32), num_threads()
     codes, scales = np.zeros((96, 16), np.uint8), np.zeros((96, 1, 2), np.float32)
-    cpu_kernels.pack(weight, 4, 1e-6, codes, scales)
     matrix, norm = (codes, scales, 4), (x[0], 1e-5)
-    cpu_kernels.unpack(*matrix, weight)
-    cpu_kernels.packed_vector_product(x[0], *matrix, out[0])
-    cpu_kernels.packed_product(x, *matrix, out, threads)
-    cpu_kernels.dense_product(x, weight, out, threads)
-    q, k, v = heads, heads.copy(), heads.copy()
-    cpu_layers.before_attention(x, norm, matrix, cos, cos, q, k, v, threads)
-    square = (codes[:32], scales[:32], 4)
-    merged = (codes[:64], scales[:64], 4)
-    cpu_layers.after_attention(x, x, square, norm, merged, square, x.copy(), threads)
+    square, merged = (codes[:32], scales[:32], 4), (codes[:64], scales[:64], 4)
+    q, k, v = (np.ones((2, 2, 16), np.float32) for _ in range(3))
+    before = (x, norm, matrix, cos, cos, q, k, v, threads)
+    after = (x, x, square, norm, merged, square, x.copy(), threads)
+    return [
+        partial(cpu_kernels.pack, weight, 4, 1e-6, codes, scales),
+        partial(cpu_kernels.unpack, *matrix, weight),
+        partial(cpu_kernels.packed_vector_product, x[0], *matrix, out[0]),
+        partial(cpu_kernels.packed_product, x, *matrix, out, threads),
+        partial(cpu_kernels.dense_product, x, weight, out, threads),
+        partial(cpu_layers.before_attention, *before),
+        partial(cpu_layers.after_attention, *after),
+    ]
 
 
 # -- layers --

@@ -254,6 +254,11 @@ class StepGraphs:
             for size in reversed(self.buckets):
                 function.capture(size)
 
+    def clear(self) -> None:
+        """Give all graphs back, whoever still holds the functions: they run without."""
+        for function in self.functions:
+            function.captured.clear()
+
 
 class GraphedFunction:
     """A function of a step that replays its graph where there is one for the step's bucket.

@@ -1,6 +1,6 @@
 """What this machine has, and what of it the engine takes: device, dtype, memory.
 
-Leaves out how much of the memory goes where (`model_runner`). Given (no notebook builds it).
+Leaves out how much of the memory goes where (`kv_sizing`). Given (no notebook builds it).
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from typing import Any
 from minivllm import doctor_hardware, doctor_packages
 from minivllm.doctor_packages import OPTIONAL, Finding, State
 from minivllm.machine import Machine, look
+from minivllm.waiting import waiting
 
 MARKS: dict[State, str] = {"ok": "[ok]", "missing": "[--]", "problem": "[!!]"}
 
@@ -30,6 +31,7 @@ CHECKS: tuple[Callable[[Machine], list[Finding]], ...] = (
     doctor_hardware.check_backend,
     doctor_hardware.check_processor,
     doctor_hardware.check_threads,
+    doctor_hardware.check_load,
     doctor_hardware.check_model,
     doctor_hardware.check_disk,
     doctor_hardware.check_memory,
@@ -39,7 +41,8 @@ CHECKS: tuple[Callable[[Machine], list[Finding]], ...] = (
 
 def run_doctor(arguments: Any = None) -> int:
     """Print the report. The exit code: 0, or 1 if something that is required is broken."""
-    findings = checks()
+    with waiting("looking at this machine"):
+        findings = checks()
     print(format_report(findings))
     return int(any(finding.required and finding.state != "ok" for finding in findings))
 

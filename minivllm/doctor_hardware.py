@@ -155,6 +155,19 @@ def check_threads(machine: Machine) -> list[Finding]:
     return [Finding("threads", "ok", found)]
 
 
+def check_load(machine: Machine) -> list[Finding]:
+    """Other programs leave the cores to this one. Its threads meet some 200 times a token and
+    wait by asking again and again, so that one that has lost its core holds up the rest."""
+    if machine.load is None:
+        return []
+    found = f"{machine.load:.1f} programs at work for each core"
+    if machine.load <= 1.5:
+        return [Finding("load", "ok", found)]
+    cost = "answers on the CPU can take ten times as long"
+    remedy = "close other programs, or export OMP_WAIT_POLICY=passive (half the speed when alone)"
+    return [Finding("load", "problem", found, cost, remedy)]
+
+
 def check_model(machine: Machine) -> list[Finding]:
     """The built-in model is in the cache, or can be fetched."""
     model = machine.builtin

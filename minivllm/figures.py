@@ -106,8 +106,6 @@ def _marker(state: str) -> dict[str, Any]:
 
 
 def _note(ax: Axes, x: float, y: float, text: str, *, offset: float) -> None:
-    from matplotlib.patheffects import withStroke
-
     ax.annotate(
         text,
         (x, y),
@@ -116,7 +114,7 @@ def _note(ax: Axes, x: float, y: float, text: str, *, offset: float) -> None:
         va="center_baseline",
         fontsize=8,
         color=PALETTE["ink"],
-        path_effects=[withStroke(linewidth=2.5, foreground="white")],
+        path_effects=halo(),
         zorder=5,
     )
 
@@ -157,8 +155,9 @@ def block_grid(trace: Trace, step: int | None = None, ax: Axes | None = None) ->
     for block in range(first, end):
         y, x = divmod(block - first, columns)
         own = owners.get(block, [])
-        shade = 0.22 * (number_of[own[0][0]] % 3) if own else 0.0
-        _draw_block(ax, x, y, own, cached=block in shown.cached_blocks, shade=shade)
+        # Neighbours stand apart: a third of the requests in full colour, the others in two paler.
+        paler = number_of[own[0][0]] % 3 if own else 0
+        _draw_block(ax, x, y, own, cached=block in shown.cached_blocks, paler=paler)
     part = "" if end - first == trace.num_blocks else f" (drawn: {first} to {end - 1})"
     _label_axes(
         ax,
@@ -204,16 +203,13 @@ def _grid_height(trace: Trace) -> float:
 
 
 def _draw_block(
-    ax: Axes, x: int, y: int, owners: list[tuple[str, Phase]], *, cached: bool, shade: float
+    ax: Axes, x: int, y: int, owners: list[tuple[str, Phase]], *, cached: bool, paler: int
 ) -> None:
-    from matplotlib.colors import to_rgb
     from matplotlib.patches import Rectangle
 
     state = owners[0][1] if owners else "cached" if cached else "free"
     corner = (x - 0.44, y - 0.44)
-    # Neighbours stand apart: a third of the requests each in the full colour and two paler ones.
-    color = [part + (1 - part) * shade for part in to_rgb(PALETTE[state])]
-    fill = {**_fill(state), "facecolor": color, "linewidth": 0.8}
+    fill = {**_fill(state), "facecolor": shade(state, paler), "linewidth": 0.8}
     ax.add_patch(Rectangle(corner, 0.88, 0.88, **fill))
     if len(owners) > 1:  # a frame says "shared", even where ×2 is too small to read
         frame: dict[str, Any] = {
@@ -229,9 +225,7 @@ def _draw_block(
 
 
 def _centred(ax: Axes, x: float, y: float, text: str, *, outlined: bool) -> None:
-    from matplotlib.patheffects import withStroke
-
-    effects = [withStroke(linewidth=2.5, foreground="white")] if outlined else []
+    effects = halo() if outlined else []
     at: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": 7, "zorder": 4}
     ax.text(x, y, text, color=PALETTE["ink"], path_effects=effects, **at)
 
@@ -245,6 +239,21 @@ def _block_keys() -> list[Any]:
 
 
 # -- both, and what they share -----------------------------------------------------------------
+
+
+def shade(state: str, step: int = 0) -> tuple[float, float, float]:
+    """A colour of the palette (red, green, blue, 0 to 1), as it is or one or two steps paler."""
+    from matplotlib.colors import to_rgb
+
+    red, green, blue = (part + (1 - part) * 0.22 * step for part in to_rgb(PALETTE[state]))
+    return red, green, blue
+
+
+def halo() -> list[Any]:
+    """Path effects that keep a text readable on any colour."""
+    from matplotlib.patheffects import withStroke
+
+    return [withStroke(linewidth=2.5, foreground="white")]
 
 
 def save_demo_figure(trace: Trace, path: str | Path) -> None:

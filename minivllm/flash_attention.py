@@ -1,8 +1,8 @@
 """Attention by the library flash-attn, on the paged cache as it lies. Given (no notebook builds
 it).
 
-The library reads pages of 256 tokens and multiples, in bfloat16 and float16: `fits` says whether
-the settings suit it. Source: Dao 2023, "FlashAttention-2", arXiv 2307.08691.
+The library reads pages of 256 tokens and multiples, in bfloat16 and float16: `why_not` says
+whether the settings suit it. Source: Dao 2023, "FlashAttention-2", arXiv 2307.08691.
 """
 
 from __future__ import annotations

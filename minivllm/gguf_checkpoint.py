@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minivllm.waiting import waiting
+
 if TYPE_CHECKING:
     import numpy as np
     from gguf import GGUFReader, ReaderTensor
@@ -47,11 +49,12 @@ def convert(gguf_path: Path, out_dir: Path, source: str = "") -> None:
     process dies: the caller renames a finished directory into place (`hub` does).
     Raises ValueError for a GGUF of another architecture, tokenizer or set of tensors.
     """
-    from gguf import GGUFReader
-
     print(f"reading {gguf_path.name}", file=sys.stderr, flush=True)
-    reader = GGUFReader(gguf_path)
-    metadata = read_metadata(reader)
+    with waiting("its vocabulary and tensors"):
+        from gguf import GGUFReader
+
+        reader = GGUFReader(gguf_path)
+        metadata = read_metadata(reader)
     refuse_other_families(metadata, gguf_path.name)
     config = model_config(metadata)
     names = checkpoint_names(reader, config["num_hidden_layers"], gguf_path.name)
@@ -255,8 +258,8 @@ def _write_weights(
     for tensor in tqdm(reader.tensors, desc="dequantizing", unit=" tensors", mininterval=0.5):
         arrays[names[tensor.name]] = _dequantized(tensor, config)
     size = sum(array.nbytes for array in arrays.values())
-    print(f"writing {size / 2**20:.0f} MiB of float32 weights", file=sys.stderr, flush=True)
-    save_file(arrays, path, metadata={"format": "pt"})
+    with waiting(f"writing {size / 2**20:.0f} MiB of float32 weights"):
+        save_file(arrays, path, metadata={"format": "pt"})
     shutil.copymode(path.parent / "config.json", path)  # save_file lets only its owner read
 
 

@@ -49,7 +49,7 @@ class HFTokenizer:
     def encode(
         self, text: str, *, parse_special: bool = False, add_special_tokens: bool = True
     ) -> list[int]:
-        """The token ids of `text`; the keywords mean what they mean in `Tokenizer.encode`."""
+        """The token ids of `text`; keywords and errors are those of `Tokenizer.encode`."""
         tokenizer = self._parsing if parse_special else self._literal
         try:
             return list(tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)

@@ -30,7 +30,11 @@ def fill_in(
     config: EngineConfig, path: Path, model: CausalLM, num_sharing: int = 1
 ) -> EngineConfig:
     """The settings with every None replaced by the value that is used, now that the weights
-    are loaded and the memory that is left is known; `num_sharing` ranks share a CPU's."""
+    are loaded and the memory that is left is known; `num_sharing` ranks share a CPU's.
+
+    Raises ValueError for a length or a number of blocks that the memory does not hold, and for
+    recorded steps of kernels that cannot be recorded.
+    """
     if config.attention_backend == "cpu" and config.enforce_eager is False:
         raise ValueError(
             "enforce_eager=False: the kernels of attention_backend='cpu' cannot be recorded; take"

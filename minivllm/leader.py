@@ -140,8 +140,6 @@ class Leader:
 
     def close(self) -> None:
         """Send the workers home. No step may follow."""
-        # First the graphs, which hold on to NCCL's connections.
-        del self.runner
         self.group.close()
 
 

@@ -7,6 +7,7 @@ is done (`engine`), what a prompt may be (`prompts`) and how answers become text
 
 from __future__ import annotations
 
+import gc
 import itertools
 import time
 import warnings
@@ -30,6 +31,8 @@ from minivllm.prompts import (
 )
 from minivllm.request import RequestOutput, SamplingParams
 from minivllm.trace import Trace
+
+SHOWN_EVERY = 1.0  # seconds between two states of the bar, at most
 
 
 class LLM:
@@ -55,11 +58,11 @@ class LLM:
         each step does. Raises ValueError for what cannot be loaded or does not fit, TypeError
         for an unknown setting.
         """
-        self._engine: Engine | None = None
-        self._requests: OutputProcessor | None = None
         config = EngineConfig(model=model, **settings)
-        self._engine = build_engine(config, trace=trace, progress=progress)
-        self._requests = OutputProcessor(self._engine)
+        engine = build_engine(config, trace=trace, progress=progress)
+        # None after `close`.
+        self._engine: Engine | None = engine
+        self._requests: OutputProcessor | None = OutputProcessor(engine)
         self._unclaimed: list[RequestOutput] = []
         self._numbers = itertools.count()
 
@@ -115,7 +118,7 @@ class LLM:
         ValueError.
         """
         if is_one_prompt(prompts):
-            return self._answer_all([prompts], self._encode, sampling_params, use_tqdm, True)
+            return self._answer_all([prompts], self._encode, sampling_params, use_tqdm, raises=True)
         return self._answer_all(list(prompts), self._encode, sampling_params, use_tqdm)
 
     def chat(
@@ -138,7 +141,7 @@ class LLM:
             return encode_chat(conversation, self.tokenizer, *options)
 
         if not messages or is_conversation(messages):
-            return self._answer_all([messages], encode, sampling_params, use_tqdm, True)
+            return self._answer_all([messages], encode, sampling_params, use_tqdm, raises=True)
         return self._answer_all(list(messages), encode, sampling_params, use_tqdm)
 
     def _answer_all(
@@ -147,8 +150,10 @@ class LLM:
         encode: Callable[[Any], EncodedPrompt],
         sampling_params: Any,
         use_tqdm: bool,
+        *,
         raises: bool = False,
     ) -> list[RequestOutput]:
+        """`raises`: a prompt that is refused raises its error, instead of failing alone."""
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params()
         params = _one_for_each(sampling_params, len(prompts))
@@ -178,6 +183,7 @@ class LLM:
     ) -> dict[str, RequestOutput]:
         answers: dict[str, RequestOutput] = {}
         num_tokens, started = 0, time.perf_counter()
+        shown = started
         with tqdm(
             total=total, desc="answers", disable=not use_tqdm, initial=total - len(ids)
         ) as bar:
@@ -192,6 +198,9 @@ class LLM:
                     speed = num_tokens / (time.perf_counter() - started)
                     bar.set_postfix_str(f"{speed:.0f} tok/s", refresh=False)
                     bar.update()
+                if (now := time.perf_counter()) > shown + SHOWN_EVERY:
+                    shown = now
+                    bar.refresh()  # no answer need have ended for its seconds to go on
         return answers
 
     # -- one request at a time ------------------------------------------------------------
@@ -220,6 +229,7 @@ class LLM:
         ```
         The pieces together are the answer's text; none ends within a character. The `Stream`
         has the whole `output` at the end. To leave early, break off or `close` it.
+        Raises ValueError as `add_request` does, and for `n` above 1.
         """
         if sampling_params is not None and sampling_params.n > 1:
             n = sampling_params.n
@@ -252,10 +262,12 @@ class LLM:
 
     def close(self) -> None:
         """Give back model and KV cache, and end the workers. Closing twice is fine."""
-        if self._engine is not None:
-            self._engine.close()
-        self._engine = None
-        self._requests = None
+        if self._engine is None:
+            return
+        self._engine.close()
+        self._engine = self._requests = None
+        # Runner and steps hold each other. The next LLM needs the memory of this one at once.
+        gc.collect()
 
     def __enter__(self) -> LLM:
         return self

@@ -95,6 +95,7 @@ class Machine:
     has_nvidia: bool = False  # whether there is an NVIDIA GPU, whatever software sees of it
     environment: Mapping[str, str] = field(default_factory=dict)
     num_cores: int | None = None  # that this process may use
+    load: float | None = None  # programs at work for each core; None on Windows
     free_memory: int | None = None  # bytes
     builtin: BuiltinState | None = None
     failed: Mapping[str, str] = field(default_factory=dict)
@@ -131,6 +132,7 @@ def look(extra_packages: tuple[str, ...] = ()) -> Machine:
         has_nvidia=tried("GPUs", _has_nvidia, False),
         environment=dict(os.environ),
         num_cores=tried("processor cores", _num_cores, None),
+        load=tried("the load", _load, None),
         free_memory=tried("memory", _free_memory, None),
         builtin=tried("the built-in model", _builtin, None),
         failed=failed,
@@ -269,6 +271,11 @@ def _num_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int | None:
         share, period = quota.read_text().split()
         cores = cores if share == "max" else min(cores, max(1, math.ceil(int(share) / int(period))))
     return cores
+
+
+def _load() -> float | None:
+    # In a container too, both are the whole machine's.
+    return os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else None
 
 
 def _free_memory() -> int:

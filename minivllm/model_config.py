@@ -46,8 +46,9 @@ class ModelConfig:
         architecture = _architecture(raw)
         _refuse_unsupported(raw)
         heads = _whole(raw, "num_attention_heads")
-        llama_bias = architecture == "LlamaForCausalLM" and bool(raw.get("attention_bias", False))
-        qwen3_bias = architecture == "Qwen3ForCausalLM" and bool(raw.get("attention_bias", False))
+        # The other two have no such setting: Qwen2 has its biases always, Mistral never.
+        may_choose = architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM")
+        attention_bias = may_choose and bool(raw.get("attention_bias", False))
         return cls(
             architecture=architecture,
             vocab_size=_whole(raw, "vocab_size"),
@@ -61,8 +62,8 @@ class ModelConfig:
             rope=RopeConfig.from_dict(raw),
             max_position=_max_position(raw, architecture),
             tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-            qkv_bias=architecture == "Qwen2ForCausalLM" or llama_bias or qwen3_bias,
-            o_bias=llama_bias or qwen3_bias,
+            qkv_bias=architecture == "Qwen2ForCausalLM" or attention_bias,
+            o_bias=attention_bias,
             mlp_bias=architecture == "LlamaForCausalLM" and bool(raw.get("mlp_bias", False)),
             qk_norm=architecture == "Qwen3ForCausalLM",
             dtype=_declared_dtype(raw),

@@ -2,8 +2,8 @@
 
 `gather`, model, sampler and `scatter` are functions of device tensors (`ModelRunner.step`), so
 that a graph can hold them; only `plan` touches the host, and nothing waits for the device
-before `Pending.wait`. Leaves
-out who computes what (the scheduler) and how operations are done (`ops`). Notebook 06.
+before `Pending.wait`. Leaves out who computes what (the scheduler) and how operations are done
+(`ops`). Notebook 06.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from minivllm.step_input import gather, padding_plan, scatter
 
 class RunnerOps(Protocol):
     """The operations the runner needs. Filled by the module `ops` (plain torch), on a GPU by
-    `kernels` (Notebook 07). Shapes and dtypes: see `ops`."""
+    `gpu_ops` (kernels of notebook 07). Shapes and dtypes: see `ops`."""
 
     slot_mapping: Callable[..., Tensor]
     store_kv: Callable[..., None]

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from minivllm import cpu_ops
 from minivllm.cpu_ops import cpu_kernels, cpu_layers, num_threads
 from minivllm.model import Attend, CausalLM, DecoderLayer, Linear
+from minivllm.waiting import waiting
 
 GROUP = 32  # weights of a row that share a scale and a minimum
 # How far a weight may be off the grid, relative to the largest of its group: a few roundings
@@ -46,10 +47,11 @@ def pack(model: CausalLM) -> CausalLM:
     if kind is None:
         return model
     cpu_ops.warm_up()
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if isinstance(child, Linear):
-                setattr(module, name, kind(child.weight, child.bias))
+    with waiting("laying out the weights for this CPU"):
+        for module in list(model.modules()):
+            for name, child in list(module.named_children()):
+                if isinstance(child, Linear):
+                    setattr(module, name, kind(child.weight, child.bias))
     if kind is PackedLinear:
         fuse_layers(model)
     if model.lm_head is None:

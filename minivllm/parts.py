@@ -108,6 +108,8 @@ def build_rank_runner(parts: Parts) -> ModelRunner:
         runner.warm_up()
     for kind in graphs:
         kind.capture_all()
+    if parts.group is not None:
+        parts.group.on_close += [kind.clear for kind in graphs]
     return runner
 
 

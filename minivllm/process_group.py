@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import AllgatherOptions
 
 LOOPBACK = "127.0.0.1"
 # A message up to this long travels at once; of a longer one the rest comes behind.
@@ -45,6 +46,7 @@ class ProcessGroup:
         self.rank, self.size, self.local = rank, size, local
         self.timeout = START_TIMEOUT
         self.failure: Exception | None = None
+        self.on_close: list[Callable[[], None]] = []  # called before the connections are closed
         self.store = store
         # Two connections: a message must never be taken for a tensor.
         self.control: Any = self._gloo(dist.PrefixStore("control", store))
@@ -88,7 +90,9 @@ class ProcessGroup:
         if self.failure is not None:
             raise self.failure
         try:
-            start().wait()
+            work = start()
+            if work is not None:  # NCCL's is in the order of the stream already
+                work.wait()
         except RuntimeError as error:
             self.failure = self.cause_of(error)
             raise self.failure from error
@@ -116,19 +120,20 @@ class ProcessGroup:
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum of all ranks' `x`, for each of them, in the memory of `x`."""
-        self._wait(lambda: self.data.allreduce(x))
+        self._wait(lambda: self.data.allreduce([x], in_stream(dist.AllreduceOptions())))
         return x
 
     def all_gather(self, x: Tensor) -> Tensor:
         """All ranks' `x [...]`, in the order of the ranks: `[R, ...]`, for each of them."""
         # Side by side along the first dimension, as both libraries want it.
         gathered = x.new_empty(self.size * len(x), *x.shape[1:])
-        self._wait(lambda: self.data._allgather_base(gathered, x.contiguous()))
+        options = in_stream(AllgatherOptions())
+        self._wait(lambda: self.data._allgather_base(gathered, x.contiguous(), options))
         return gathered.unflatten(0, (self.size, len(x)))
 
     def broadcast(self, x: Tensor) -> Tensor:
         """The leader's `x`, for each of them, in the memory of `x`."""
-        self._wait(lambda: self.data.broadcast(x, 0))
+        self._wait(lambda: self.data.broadcast([x], in_stream(dist.BroadcastOptions())))
         return x
 
     # -- the host's messages --------------------------------------------------------------------
@@ -174,11 +179,22 @@ class ProcessGroup:
         if self.rank == 0 and self.failure is None:
             with suppress(GroupError):
                 self.send(b"")
-        gc.collect()  # graphs that are nobody's any more still hold NCCL's connections
+        # Graphs hold on to NCCL's connections, those that are nobody's any more as well.
+        for release in self.on_close:
+            release()
+        gc.collect()
         # NCCL's would otherwise wait for the others.
         getattr(self.data, "abort", lambda: None)()
         self.data = self.control = None
         self.failure = GroupError("this group is closed")
+
+
+def in_stream(options: Any) -> Any:
+    """Ask NCCL for a collective in the stream of the operations around it. In a stream of its own
+    each one would wait for them and they for it, which costs more than a small sum."""
+    if hasattr(options, "asyncOp"):  # PyTorch before 2.8 knows its own stream only
+        options.asyncOp = False
+    return options
 
 
 def _device_of_rank(device: torch.device) -> torch.device:

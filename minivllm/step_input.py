@@ -105,7 +105,7 @@ def token_places(plan: StepPlan) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def gather(rows: Rows, plan: StepPlan, block_size: int, slot_mapping: SlotMapping) -> StepInput:
     """A step's input, read out of the rows on the device alone.
 
-    The forebears' `prepare_prefill` and `prepare_decode` in one: a decoding request is a
+    nano-vllm's `prepare_prefill` and `prepare_decode` in one: a decoding request is a
     chunk of one token. Chunk n belongs to row `plan.row_ids[n]`, and its block table is entry n
     of the metadata's `block_table`. A chunk's keys end with it: `seq_lens[n]`, int32, counts the
     positions up to its last token, whatever else its row holds. `slot_mapping` is `ops`'.

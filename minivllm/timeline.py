@@ -32,7 +32,7 @@ class Row:
     cache_hits: list[tuple[float, int]] = field(default_factory=list)  # seconds, tokens saved
     preemptions: list[float] = field(default_factory=list)  # seconds
     num_tokens: int = 0  # sampled
-    last_step: int = -2  # index of the last step that worked on it
+    last_step: int | None = None  # index of the last step that worked on it; None: none yet
     next_position: int = 0  # of its next chunk, unless the cache skips some
     is_finished: bool = False
 
@@ -66,7 +66,7 @@ class Row:
 
     def finish(self, step: StepTrace) -> None:
         """It ended in this step, or before it ever ran."""
-        if self.last_step < step.index - 1:
+        if self.last_step != step.index - 1:
             self.wait_until(step.start)
         self.is_finished = True
 
@@ -101,7 +101,7 @@ def request_rows(trace: Trace) -> dict[str, Row]:
             if request_id in rows:
                 rows[request_id].finish(step)
     for row in rows.values():
-        if trace.steps and not row.is_finished and row.last_step < trace.steps[-1].index:
+        if trace.steps and not row.is_finished and row.last_step != trace.steps[-1].index:
             row.wait_until(trace.steps[-1].end)
     return rows
 

@@ -42,13 +42,13 @@ class StepTrace:
 
 @dataclass
 class Trace:
-    """The steps since the trace began; `arrivals` and `ends` of requests beside them."""
+    """The steps since the trace began, and when each request arrived."""
 
     num_blocks: int
     block_size: int  # tokens
-    began: float = field(default_factory=time.perf_counter)
+    began: float = field(default_factory=time.perf_counter)  # seconds of time.perf_counter
     steps: list[StepTrace] = field(default_factory=list)
-    arrivals: dict[str, float] = field(default_factory=dict)
+    arrivals: dict[str, float] = field(default_factory=dict)  # request id -> seconds since then
 
     def arrived(self, request: Request) -> None:
         """Note when a request was added."""

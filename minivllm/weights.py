@@ -6,7 +6,6 @@ Given (no notebook builds it).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from tqdm import tqdm
 from minivllm import ops as torch_ops
 from minivllm.model import CausalLM, Ops
 from minivllm.model_config import ModelConfig
+from minivllm.tokenizer_json import read_json
 
 # What a clone made without Git LFS has in the place of a large file.
 LFS_POINTER = b"version https://git-lfs"
@@ -87,7 +87,8 @@ def load_weights(
     take: Take = take_all,
     progress: bool = True,
 ) -> None:
-    """Copy every tensor of the checkpoint into its place in `model`; see `load_model`."""
+    """Copy every tensor of the checkpoint into its place in `model`; arguments and errors are those
+    of `load_model`."""
     open_places = places(model, config)
     filled, unexpected = set(), []
     with tqdm(total=len(open_places), desc="weights", unit="", disable=not progress) as bar:
@@ -222,13 +223,7 @@ def _refuse_missing(names: list[str], path: str | Path) -> None:
 def _read_json(file: Path) -> dict[str, Any]:
     if not file.exists():
         raise ValueError(f"{file.parent} has no {file.name}; is it a checkpoint directory?")
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
-        raise ValueError(f"{file} is no valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{file} holds a {type(content).__name__}, not a JSON object")
-    return content
+    return read_json(file)
 
 
 def _listed(names: list[str], limit: int = 6) -> str:

@@ -53,7 +53,8 @@ def assemble(config: EngineConfig, path: Path) -> ProcessGroup | None:
 
 
 def require_devices(config: EngineConfig) -> None:
-    """Raise ValueError unless each rank of this host has a GPU of its own; a CPU can be shared."""
+    """Raise ValueError unless each rank of this host has a GPU of its own. A CPU can be shared,
+    but there the steps of several ranks cannot be recorded (`enforce_eager=False`)."""
     size, device = config.tensor_parallel_size, choose_device(config.device)
     if device.type == "cuda":
         num_here = int(os.environ["LOCAL_WORLD_SIZE"]) if started_by_torchrun() else size
@@ -96,7 +97,8 @@ def started_by_torchrun() -> bool:
 
 
 def torchrun_group(size: int) -> ProcessGroup:
-    """The group of all processes that `torchrun` has started, maybe on several hosts."""
+    """The group of all processes that `torchrun` has started, maybe on several hosts. Raises
+    ValueError unless there are `size` of them."""
     started = int(os.environ["WORLD_SIZE"])
     if started != size:
         raise ValueError(
@@ -162,7 +164,10 @@ def _environment(rank: int, threads: int) -> dict[str, str]:
 
 
 class Team(ProcessGroup):
-    """The leader's group, the other ranks of which are processes that it has started."""
+    """The leader's group, the other ranks of which are processes that it has started.
+
+    Raises GroupError, with a worker's last words, where one does not start.
+    """
 
     def __init__(self, size: int) -> None:
         self.folder = tempfile.mkdtemp(prefix="minivllm-")

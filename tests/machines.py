@@ -61,6 +61,7 @@ GOOD = Machine(
     torch=GPU_TORCH,
     has_nvidia=True,
     num_cores=4,
+    load=0.1,
     free_memory=8 * 10**9,
     builtin=BUILTIN,
 )

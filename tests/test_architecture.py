@@ -21,6 +21,7 @@ TABLE: list[tuple[str, int, int | None]] = [
     ("model_config", 0, None),
     ("request", 0, None),
     ("trace", 0, None),
+    ("waiting", 0, None),
     # layer 1: the control plane, no torch
     ("long_words", 1, None),
     ("tokenizer_json", 1, None),

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -266,3 +267,18 @@ def test_the_demo_knows_the_capital_of_france(tmp_path, capsys):
     assert cli.main(["demo", "--figure", str(tmp_path / "demo.png")]) == 0
     output = capsys.readouterr().out
     assert "The capital of France is Paris." in output
+
+
+@pytest.mark.parametrize("command", [["minivllm", "--help"], ["course", "progress"]])
+def test_a_pipe_that_knows_few_characters_is_no_error(command):
+    """As on Windows: what it does not know is a question mark."""
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    ran = subprocess.run(
+        [sys.executable, "-m", *command],
+        env=environment,
+        cwd=Path(__file__).resolve().parents[1],
+        capture_output=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr.decode(errors="replace")
+    assert ran.stdout

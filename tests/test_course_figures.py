@@ -10,7 +10,6 @@ from figure_checks import assert_fits_the_page_and_is_described
 
 from course.figures import block_manager as draw
 from course.figures import common
-from minivllm.figures import PALETTE
 from minivllm.trace import ChunkTrace, StepTrace, Trace
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -100,15 +99,6 @@ def test_a_full_memory_has_no_gap():
 def test_pictures_are_the_same_each_time():
     """No date, no version: a notebook that is executed again changes no image."""
     assert PICTURES["slots"]() == PICTURES["slots"]()
-
-
-def test_shades_get_paler_and_stay_themselves():
-    """Step 0 is the palette's colour, each further step is nearer to white."""
-    shades = [common.shade("decode", step) for step in range(3)]
-    assert shades[0] == pytest.approx(
-        [int(PALETTE["decode"][i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    )
-    assert sum(shades[0]) < sum(shades[1]) < sum(shades[2]) < 3
 
 
 def test_numbers_name_their_machine_and_day():

@@ -30,10 +30,10 @@ def test_a_picture_fits_the_page_and_is_described(name):
         ("bits", "a: 1 sign bit, 2 of exponent, 1 of fraction (0101)"),
         ("hands", "slow turns by 0.001 radians a position"),
         ("lines", "Title. one: 2 at 0 to 3 at 1"),
-        ("groups", "K/V head 0: query heads [0, 1]; K/V head 1: query heads [2, 3]"),
+        ("groups", "KV head 0: query heads [0, 1]; KV head 1: query heads [2, 3]"),
         ("attention_maps", "head 0: 25% of the weight on the first token"),
         ("stream", "from 0.1 to 2 over 2 layers; the largest MLP step is in layer 1"),
-        ("guesses", "The final guess 'b' (70%) leads from layer 1 on"),
+        ("guesses", "The final guess 'b' (70%) leads from layer 0 on"),
         ("roofline", "they meet at 4 FLOP per byte. 1 token: 4 GFLOP/s; 8: 30 GFLOP/s"),
     ],
 )

@@ -1,5 +1,6 @@
 """The pictures of chapter 09 say what they were given, in image and words."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,44 @@ STEP = {
 }
 PIECES = [("x", [[1.0, 2.0]], None), "·", ("up", [[1.0], [0.5]], 0), "+", ("up", [[3.0], [4.0]], 1)]
 
+
+def result(ranks, workload, decode, prefill, **more):
+    """One result of `benchmarks/tensor_parallel.py`, as far as the picture reads it."""
+    return {
+        "model": "small shape, random weights",
+        "dtype": "bfloat16",
+        "device": "cuda",
+        "machine": "a GPU",
+        "versions": {"torch": "2.9"},
+        "command": "python benchmarks/tensor_parallel.py",
+        "date": "2026-01-01",
+        "mode": "graphs",
+        "tensor_parallel_size": ranks,
+        "workload": workload,
+        "decode_tokens_per_s": decode,
+        "decode_tokens_per_s_all": [decode, decode and decode - 5],
+        "prefill_tokens_per_s": prefill,
+        "prefill_tokens_per_s_all": [prefill - 100, prefill],
+        "sums_share": 0.25 * (ranks > 1),
+        **dict.fromkeys(("output_tokens_per_s", "prompt_tokens_per_s", "seconds"), 1.0),
+        **more,
+    }
+
+
+RESULTS = [
+    result(1, "batch 64 x 512 in, 128 out", 1000.0, 9000.0),
+    result(1, "prefill 64 x 512 in, 1 out", None, 9000.0),
+    result(1, "batch 64 x 512 in, 128 out", 90.0, 900.0, mode="eager"),
+    result(2, "batch 64 x 512 in, 128 out", 1500.0, 8000.0),
+    result(2, "prefill 64 x 512 in, 1 out", None, 6000.0),
+    result(4, "batch 64 x 512 in, 128 out", 2400.0, 8000.0),
+    result(1, "batch 8 x 512 in, 128 out", 90.0, 900.0, model="lonely shape, random weights"),
+    result(1, "batch 1 x 512 in, 128 out", 100.0, 900.0, model="large shape, random weights"),
+    result(2, "batch 1 x 512 in, 128 out", 190.0, 900.0, model="large shape, random weights"),
+]
+
 PICTURES = {
+    "gains": lambda: draw.gains(RESULTS),
     "memory": lambda: draw.memory({"large": 141.0, "small": 16.0}, {"card": 24.0}),
     "matrices": lambda: draw.matrices(PIECES, "Cut"),
     "heads": lambda: draw.heads(8, 2, {0: [0], 1: [0], 2: [1], 3: [1]}),
@@ -55,6 +93,14 @@ def test_pictures_are_the_same_each_time():
         ("shared", ["rank 1 holds [2, 3]"]),
         ("parts", ["q rows 2 to 3; o columns 2 to 3; n rows 0 to 3"]),
         ("latency", ["2 ranks: 50 us for 1 KiB, 80 us for 4 KiB"]),
+        (
+            "gains",
+            [
+                "small: 64 at a time, 2 GPUs 1.50 (1,000 to 1,500 tok/s)",
+                "64 at a time, 4 GPUs 2.40",
+                "64 prompts, 2 GPUs 0.67 (9,000 to 6,000 tok/s). large: 1 at a time, 2 GPUs 1.90",
+            ],
+        ),
         ("costs", ["mine, small: 1 ms, 3 ms; mine, large: 1,234 ms, 4 ms"]),
         ("ranks_in_time", ["7.0 ms", "rank 1: 1 sums", "sum 2.00 ms, choice 1.00 ms"]),
     ],
@@ -95,3 +141,15 @@ def test_importing_it_loads_no_matplotlib():
     code = "import sys, course.figures.tensor_parallel; sys.exit('matplotlib' in sys.modules)"
     root = Path(common.__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", code], cwd=root, timeout=60).returncode == 0
+
+
+def test_recorded_are_all_runs_on_gpus(tmp_path):
+    """One file for each model, maybe; a run on CPUs is another matter."""
+    assert draw.recorded(tmp_path) == []
+    for name, results in (
+        ("2026-01-01-cpu-tensor-parallel", RESULTS[:1]),
+        ("2026-01-01-gpu-tensor-parallel-large", RESULTS[6:]),
+        ("2026-01-01-gpu-tensor-parallel-small", RESULTS[1:2]),
+    ):
+        (tmp_path / f"{name}.json").write_text(json.dumps(results))
+    assert draw.recorded(tmp_path) == [*RESULTS[6:], RESULTS[1]]

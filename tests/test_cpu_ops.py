@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
 import subprocess
 import sys
@@ -14,7 +15,9 @@ import torch
 from torch import Tensor
 
 from minivllm import cpu_ops, ops
+from minivllm.model import Ops
 from minivllm.model_config import RopeConfig
+from minivllm.model_runner import RunnerOps
 
 needs_kernels = pytest.mark.skipif(cpu_ops.cpu_kernels is None, reason="numba is not installed")
 DTYPES = [torch.float32, torch.bfloat16]
@@ -47,6 +50,16 @@ def check(name: str, dtype: torch.dtype, *arguments: Any) -> None:
 
 
 # -- layers --
+
+
+def test_the_module_offers_every_operation_of_a_step() -> None:
+    """What the model and the runner ask for, with the parameters of `ops` under the same names."""
+    names = {name for name in vars(Ops) if not name.startswith("_")} | {*RunnerOps.__annotations__}
+    assert names <= {*cpu_ops.__all__}
+    for name in names:
+        given, plain = (inspect.signature(getattr(m, name)).parameters for m in (cpu_ops, ops))
+        # Attention takes its two kernels as parameters in `ops` alone.
+        assert [*given] == [p for p in plain if p not in ("decode", "prefill")], name
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -20,6 +20,7 @@ from minivllm.doctor_hardware import (
     check_disk,
     check_gpu,
     check_hub,
+    check_load,
     check_memory,
     check_model,
     check_processor,
@@ -178,6 +179,16 @@ def test_triton_is_not_missed_where_it_does_not_exist(platform, way):
 
 
 # -- processor and threads ------------------------------------------------------------------------
+
+
+def test_a_busy_machine_is_named_with_what_it_costs():
+    """Up to half as many programs again as cores are fine: our own are among them."""
+    assert one(check_load(differs(load=1.5))).state == "ok"
+    finding = one(check_load(differs(load=1.6)))
+    assert (finding.state, finding.required) == ("problem", False)
+    assert finding.found == "1.6 programs at work for each core"
+    assert "OMP_WAIT_POLICY=passive" in finding.remedy
+    assert check_load(differs(load=None)) == []
 
 
 def test_the_processor_says_what_models_are_computed_in():

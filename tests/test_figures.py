@@ -10,7 +10,15 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 import minivllm
-from minivllm.figures import DPI, PALETTE, WIDTH, block_grid, request_timeline, save_demo_figure
+from minivllm.figures import (
+    DPI,
+    PALETTE,
+    WIDTH,
+    block_grid,
+    request_timeline,
+    save_demo_figure,
+    shade,
+)
 from minivllm.timeline import alt_text
 from minivllm.trace import ChunkTrace, StepTrace, Trace
 
@@ -262,3 +270,12 @@ def test_without_matplotlib_the_remedy_is_named():
         'ImportError: figures need matplotlib, which is not installed: pip install "minivllm'
         in (ran.stderr)
     )
+
+
+def test_shades_get_paler_and_stay_themselves():
+    """Step 0 is the palette's colour, each further step is nearer to white."""
+    shades = [shade("decode", step) for step in range(3)]
+    assert shades[0] == pytest.approx(
+        [int(PALETTE["decode"][i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    )
+    assert sum(shades[0]) < sum(shades[1]) < sum(shades[2]) < 3

@@ -1,6 +1,5 @@
 """The user's side: prompts in any form, answers in order, mistakes refused one by one."""
 
-import gc
 import json
 import warnings
 import weakref
@@ -628,7 +627,6 @@ def test_close_gives_the_memory_back(checkpoint):
     generate(llm, "abc")
     kept = [weakref.ref(x) for x in (llm.engine.runner.kv_cache, llm.engine.runner.model)]
     llm.close()
-    gc.collect()
     assert [ref() for ref in kept] == [None, None]
     with make_llm(checkpoint) as following:
         assert generate(following, "abc")

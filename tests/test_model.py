@@ -20,6 +20,7 @@ from minivllm import ops
 from minivllm.gpu_model import fuse
 from minivllm.model import CausalLM, DecoderLayer
 from minivllm.model_config import ModelConfig
+from minivllm.packed import pack
 from minivllm.weights import load_model, read_config
 
 SIZES: dict[str, Any] = {
@@ -197,6 +198,25 @@ def test_logits_equal_transformers_however_the_tokens_are_fed(variant: str, tmp_
         for ours, theirs in zip(run_steps(model, prompts, steps), expected, strict=True):
             assert ours.dtype == torch.float32
             torch.testing.assert_close(ours, theirs[: len(ours)], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_fast_forms_of_a_decoder_compute_the_same(variant: str, tmp_path: Path) -> None:
+    """`packed` and `gpu_model` repeat what a layer does: a new kind of layer must reach them, or
+    be left out by them. The weights lie on a grid of 16 values, so that layers are fused."""
+    family, changes = VARIANTS[variant]
+    aligned = {"hidden_size": 96, "intermediate_size": 96, "head_dim": 16}
+    oracle = make_oracle(family, aligned | changes)
+    for parameter in oracle.parameters():
+        if parameter.dim() == 2:
+            parameter.data = (parameter.data * 10).round().clamp(-8, 7) / 10
+    oracle.save_pretrained(tmp_path)
+    prompts = random_prompts(oracle.config.vocab_size, [19, 16])
+    plain = run_steps(load(tmp_path), prompts, CHUNKS_AND_DECODES)
+    for form in (pack, fuse):
+        fast = run_steps(form(load(tmp_path)), prompts, CHUNKS_AND_DECODES)
+        for ours, theirs in zip(fast, plain, strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize("rope", [LINEAR_ROPE, LLAMA3_ROPE], ids=lambda rope: rope["rope_type"])

@@ -293,10 +293,10 @@ def test_the_newest_tokens_see_the_earlier_ones() -> None:
 
 @pytest.mark.exercise("ops.prefill_attention")
 def test_neighbouring_query_heads_share_a_key_head() -> None:
-    """Four query heads, two K/V heads with values 10 and 20: 0 and 1 read the first."""
+    """Four query heads, two KV heads with values 10 and 20: 0 and 1 read the first."""
     assert prefill_attention([[[0]] * 4], [[[0]] * 2], [[[10], [20]]], scale=1) == [
         [[10], [10], [20], [20]]
-    ], "heads 0 and 1 read K/V head 0, heads 2 and 3 head 1: h // 2 or h % 2?"
+    ], "heads 0 and 1 read KV head 0, heads 2 and 3 head 1: h // 2 or h % 2?"
 
 
 @pytest.mark.exercise("ops.prefill_attention")

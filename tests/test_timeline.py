@@ -51,6 +51,12 @@ def test_small_gap_between_steps_is_no_waiting():
     assert spans(overlap) == [("prefill", 0, 1), ("decode", 1, 2)]
 
 
+def test_an_end_told_with_the_next_step_adds_no_waiting():
+    """It ran in step 0; that it has ended is known with step 1, which begins a little later."""
+    steps = [step(0, 0, 1.0, chunk("a", 0, 4)), step(1, 1.1, 2, finished=("a",))]
+    assert spans(trace(*steps)) == [("prefill", 0, 1.0)]
+
+
 def test_left_out_of_a_step_is_waiting():
     """A prompt whose second chunk did not fit into step 1 waits for step 2."""
     steps = [

@@ -277,7 +277,7 @@ def test_missing_and_invalid_config_json_are_errors(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no config\.json; is it a checkpoint"):
         read_config(tmp_path)
     (tmp_path / "config.json").write_text('{"vocab_size": 5,')
-    with pytest.raises(ValueError, match=r"config\.json is no valid JSON: .*column"):
+    with pytest.raises(ValueError, match=r"config\.json is not valid JSON .*column"):
         read_config(tmp_path)
     (tmp_path / "config.json").write_text("[1, 2]")
     with pytest.raises(ValueError, match="holds a list, not a JSON object"):

@@ -10,19 +10,17 @@ from course.figures.common import (
     Picture,
     fill,
     grid,
-    halo,
     key,
     label,
     legend,
     new_axes,
     picture,
-    shade,
     speeds,
     this_machine,
     timeline,
     write,
 )
-from minivllm.figures import PALETTE
+from minivllm.figures import PALETTE, halo, shade
 from minivllm.timeline import block_owners, count, num_blocks_in_use, request_rows
 from minivllm.trace import Trace
 
@@ -119,15 +117,16 @@ def ownership(tables: Mapping[str, Sequence[int]], ref_counts: Sequence[int]) ->
             ax.barh(y, 0.86, 0.8, left=block - 0.43, **fill("decode"))
             write(ax, block, y, str(place))
     for block, owners in enumerate(ref_counts):
-        state = "cached" if owners > 1 else "decode" if owners else "free"
-        ax.barh(len(tables), 0.86, 0.8, left=block - 0.43, **fill(state))
+        frame = {"linewidth": 2} if owners > 1 else {}  # as in the grid of a run
+        style = fill("decode" if owners else "free") | frame
+        ax.barh(len(tables), 0.86, 0.8, left=block - 0.43, **style)
         write(ax, block, len(tables), str(owners), weight="bold")
     label(ax, "Each count is the number of tables above it", "block", "")
     ax.set_xlim(-0.6, len(ref_counts) - 0.4)
     ax.set_xticks(range(len(ref_counts)))
     ax.set_ylim(len(tables) + 0.5, -0.5)
     ax.set_yticks(range(len(tables) + 1), [*tables, "owners"])
-    keys = [key("decode", "owned (place in the table)"), key("cached", "shared")]
+    keys = [key("decode", "owned (place in the table)"), key("decode", "shared", linewidth=2)]
     legend(ax, [*keys, key("free", "free")])
     parts = [f"{name} has blocks {list(table)}" for name, table in tables.items()]
     return picture(figure, f"Grid of blocks and owners. {'; '.join(parts)}. Counts: {ref_counts}.")
@@ -145,7 +144,7 @@ def trade_off(wasted: Mapping[int, float], entries: Mapping[int, float]) -> Pict
         ax.bar_label(bars, [f"{value:.3g}" for value in values], fontsize=8)
         label(ax, "Waste" if ax is axes[0] else "Bookkeeping", "block size (tokens)", unit)
     ends = [(size, wasted[size], entries[size]) for size in (min(wasted), max(wasted))]
-    parts = [f"blocks of {s}: {w:.0%} empty, {e:.0f} table entries" for s, w, e in ends]
+    parts = [f"blocks of {s}: {w:.0%} empty, {e:.3g} table entries" for s, w, e in ends]
     return picture(figure, f"Two bar charts over the block size. {'; '.join(parts)}.")
 
 

@@ -135,21 +135,6 @@ def lit_map(svg: str, module: str) -> str:
     return lit.replace("The engine and its modules", words, 1)
 
 
-def shade(state: str, step: int = 0) -> tuple[float, float, float]:
-    """A colour of the palette, as it is or one or two steps paler."""
-    from matplotlib.colors import to_rgb
-
-    red, green, blue = (part + (1 - part) * 0.22 * step for part in to_rgb(PALETTE[state]))
-    return red, green, blue
-
-
-def halo() -> list[Any]:
-    """Path effects that keep a text readable on any colour."""
-    from matplotlib.patheffects import withStroke
-
-    return [withStroke(linewidth=2.5, foreground="white")]
-
-
 # -- runs: what a trace shows ------------------------------------------------------------------
 
 

@@ -11,7 +11,6 @@ from course.figures.common import (
     INK,
     Picture,
     fill,
-    halo,
     key,
     label,
     legend,
@@ -23,7 +22,7 @@ from course.figures.common import (
 )
 from course.figures.ladder import find, ladder, provenance, recorded
 from course.toy_device import Work
-from minivllm.figures import PALETTE
+from minivllm.figures import PALETTE, halo
 from minivllm.timeline import count, num_blocks_in_use
 from minivllm.trace import Trace
 
@@ -101,6 +100,8 @@ def batches(points: Sequence[Mapping[str, float]], limits: Mapping[int, float]) 
     """Tokens per second and milliseconds per token over the batch size. A point has `batch`,
     `tokens_per_s` and `ms`; `limits` is the most tokens per second that the machine allows at a
     batch size."""
+    from matplotlib.ticker import LogLocator
+
     figure, (left, right) = new_axes(3.2, 1, 2)
     sizes = [point["batch"] for point in points]
     speeds = [point["tokens_per_s"] for point in points]
@@ -110,12 +111,15 @@ def batches(points: Sequence[Mapping[str, float]], limits: Mapping[int, float]) 
     middle = list(limits)[len(limits) // 2]
     left.annotate("the machine's limit", (middle, limits[middle]), xytext=(4, 8), ha="right",
                   textcoords="offset points", fontsize=8, color=INK)  # fmt: skip
-    label(left, "Throughput", "requests at a time", "tokens per second")
+    label(left, "Throughput", "requests at a time", "tokens per second (log scale)")
     left.set_yscale("log")
     left.set_ylim(min(speeds) / 1.6, max(*speeds, *limits.values()) * 1.6)
     right.plot(sizes, waits, "s-", color=PALETTE["preempted"], markeredgecolor=INK)
     label(right, "What each reader waits", "requests at a time", "ms between two tokens (median)")
     right.set_ylim(0, max(waits) * 1.2)
+    # A range of less than a factor of ten would have one power of ten, so one label.
+    left.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    left.yaxis.set_major_formatter("{x:,g}")
     for ax, values, form in ((left, speeds, "{:.0f}"), (right, waits, "{:.0f}")):
         ax.set_xscale("log", base=2)
         ax.set_xticks(sizes, [f"{size:g}" for size in sizes])
@@ -177,6 +181,8 @@ def rates(points: Sequence[Mapping[str, float]], capacity: float) -> Picture:
 
 def memory(trace: Trace) -> Picture:
     """The KV blocks over the seconds of a run: in use, cached, free; and who waits."""
+    from matplotlib.ticker import MaxNLocator
+
     figure, (ax, below) = new_axes(3.6, 2, sharex=True, gridspec_kw={"height_ratios": [3, 1]})
     used = [num_blocks_in_use(step) for step in trace.steps]
     # Who ended with a step owned blocks in it, and left them in the cache.
@@ -200,6 +206,7 @@ def memory(trace: Trace) -> Picture:
     label(below, "", "time (seconds)", "waiting")
     ax.set_ylim(0, trace.num_blocks * 1.15)
     below.set_ylim(0, max(*waiting, 1) * 1.2)
+    below.yaxis.set_major_locator(MaxNLocator(3, integer=True))
     legend(ax, [key("decode", "owned"), key("cached", "cached, without an owner", hatch=".."),
                 key("waiting", "requests in the queue")])  # fmt: skip
     words = f"{title}; at most {max(cached)} are cached, {max(waiting)} requests wait"

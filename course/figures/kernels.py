@@ -10,16 +10,15 @@ from course.figures.common import (
     INK,
     Picture,
     fill,
-    halo,
     key,
     label,
     legend,
     new_axes,
     picture,
-    shade,
     this_machine,
     write,
 )
+from minivllm.figures import halo, shade
 from minivllm.timeline import count
 
 if TYPE_CHECKING:

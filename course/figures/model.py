@@ -11,7 +11,6 @@ from course.figures.common import (
     INK,
     Picture,
     fill,
-    halo,
     key,
     label,
     legend,
@@ -21,7 +20,7 @@ from course.figures.common import (
     this_machine,
     write,
 )
-from minivllm.figures import PALETTE
+from minivllm.figures import PALETTE, halo
 from minivllm.timeline import count
 
 __all__ = [
@@ -128,12 +127,12 @@ def groups(reads: Sequence[int]) -> Picture:
         write(ax, middle, 0, str(kv_head), zorder=3)
     title = f"{count(len(reads), 'query head')} read {count(num_kv, 'key/value head')}"
     label(ax, title, "head", "")
-    ax.set_yticks([1, 0], ["query heads", "K/V heads"])
+    ax.set_yticks([1, 0], ["query heads", "KV heads"])
     ax.set_xticks([])
     ax.set_ylim(-0.4, 1.4)
     ax.set_xlim(-0.8, len(reads) - 0.2)
     parts = [
-        f"K/V head {kv}: query heads {[h for h, read in enumerate(reads) if read == kv]}"
+        f"KV head {kv}: query heads {[h for h, read in enumerate(reads) if read == kv]}"
         for kv in range(num_kv)
     ]
     return picture(figure, f"Diagram of heads. {title}. {'; '.join(parts)}.")
@@ -189,20 +188,20 @@ def stream(total: Sequence[float], attention: Sequence[float], mlp: Sequence[flo
 def guesses(rows: Sequence[tuple[str, float]]) -> Picture:
     """What the model would say after each layer: token and its probability."""
     figure, ax = new_axes(0.9 + 0.19 * len(rows))
-    for y, (text, probability) in enumerate(rows):
+    for y, (text, probability) in enumerate(rows, start=-1):
         ax.barh(y, 100 * probability, 0.8, **fill("decode"))
         shown = repr(text).replace("$", r"\$")
         write(ax, 100 * probability + 1, y, shown, ha="left", fontsize=7, in_layout=False)
     label(ax, "Logits of each layer, as if it were the last", "probability of its first guess (%)",
-          "after layer (0: embedding)")  # fmt: skip
+          "layer (-1: embedding)")  # fmt: skip
     ax.set_xlim(0, 118)
-    ax.set_ylim(len(rows) - 0.4, -0.6)
-    ax.set_yticks(range(0, len(rows), 2))
+    ax.set_ylim(len(rows) - 1.4, -1.6)
+    ax.set_yticks(range(-1, len(rows) - 1, 2))
     final = rows[-1][0]
     since = len(rows)
     while since > 0 and rows[since - 1][0] == final:
         since -= 1
-    words = f"The final guess {final!r} ({100 * rows[-1][1]:.0f}%) leads from layer {since} on"
+    words = f"The final guess {final!r} ({100 * rows[-1][1]:.0f}%) leads from layer {since - 1} on"
     return picture(figure, f"Bar chart of {len(rows)} guesses. {words}.")
 
 

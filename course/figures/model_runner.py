@@ -10,7 +10,6 @@ from course.figures.common import (
     INK,
     Picture,
     fill,
-    halo,
     key,
     label,
     legend,
@@ -21,7 +20,7 @@ from course.figures.common import (
     timeline,
     write,
 )
-from minivllm.figures import PALETTE
+from minivllm.figures import PALETTE, halo
 from minivllm.timeline import count
 from minivllm.trace import Trace
 
@@ -231,16 +230,11 @@ def cache(trace: Trace) -> Picture:
     ax.bar(x, held, 0.9, **(fill("free") | {"hatch": "...."}))
     ax.bar(x, stored, 0.9, **fill("decode"))
     most = max(held)
-    label(
-        ax,
-        f"At most {most} slots are held, {stored[held.index(most)]} of them with a token",
-        "step",
-        "slots (one token each)",
-    )
+    empty = f"{1 - sum(stored) / sum(held):.0%} of what is held is empty"
+    label(ax, f"At most {most} slots are held; {empty}", "step", "slots (one token each)")
     legend(ax, [key("decode", "tokens stored"), key("free", "held, still empty", hatch="....")])
-    empty = 1 - sum(stored) / sum(held)
     alt = f"Slots held and tokens stored over {count(len(held), 'step')}; at most {most} held."
-    return picture(figure, f"{alt} {empty:.0%} of what is held is empty.")
+    return picture(figure, f"{alt} {empty}.")
 
 
 def sent(numbers: Mapping[str, Sequence[int]], title: str) -> Picture:

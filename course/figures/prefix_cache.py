@@ -10,7 +10,6 @@ from course.figures.common import (
     INK,
     Picture,
     fill,
-    halo,
     key,
     label,
     legend,
@@ -21,7 +20,7 @@ from course.figures.common import (
     timeline,
     write,
 )
-from minivllm.figures import PALETTE
+from minivllm.figures import PALETTE, halo
 from minivllm.prefix_cache import CachedBlock
 from minivllm.timeline import count
 

@@ -9,7 +9,6 @@ from course.figures.common import (
     INK,
     Picture,
     fill,
-    halo,
     key,
     label,
     legend,
@@ -19,6 +18,7 @@ from course.figures.common import (
     this_machine,
     write,
 )
+from minivllm.figures import halo
 from minivllm.timeline import count
 
 __all__ = [

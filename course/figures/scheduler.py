@@ -9,18 +9,16 @@ from course.figures.common import (
     INK,
     Picture,
     fill,
-    halo,
     key,
     label,
     legend,
     new_axes,
     picture,
-    shade,
     speeds,
     this_machine,
     write,
 )
-from minivllm.figures import PALETTE, request_timeline
+from minivllm.figures import PALETTE, halo, request_timeline, shade
 from minivllm.request import Chunk
 from minivllm.timeline import count, request_rows
 from minivllm.trace import StepTrace, Trace

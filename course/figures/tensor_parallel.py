@@ -19,17 +19,20 @@ from course.figures.common import (
     this_machine,
     write,
 )
+from course.figures.several_gpus import gains, recorded
 from minivllm.figures import PALETTE
 from minivllm.timeline import count
 
 __all__ = [
     "costs",
+    "gains",
     "heads",
     "latency",
     "matrices",
     "memory",
     "parts",
     "ranks_in_time",
+    "recorded",
     "speeds",
     "this_machine",
 ]

@@ -199,7 +199,8 @@ def stream(data: Sequence[bytes], pieces: Sequence[str], held: Sequence[bytes]) 
             box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6} if y >= shown else None
             write(ax, x, y + 0.5, byte_name(byte), bbox=box, parse_math=False, fontsize=7.5)
         text = drawable(piece.replace(" ", "␣")) if piece else "–"
-        write(ax, x, highest + 0.35, text, rotation=90, va="bottom", parse_math=False)
+        angle = 90 if len(text) > 1 else 0
+        write(ax, x, highest + 0.35, text, rotation=angle, va="bottom", parse_math=False)
     num_held = sum(map(bool, held))
     title = f"{count(len(data), 'token')}; after {num_held} of them bytes are held back"
     label(ax, title, "token pushed (above: the text it completes)", "bytes at hand")

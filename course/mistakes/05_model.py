@@ -146,7 +146,7 @@ def prefill_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 # rule 6
 @mistake(
     "ops.prefill_attention",
-    "heads 0 and 1 read K/V head 0, heads 2 and 3 head 1: h // 2 or h % 2?",
+    "heads 0 and 1 read KV head 0, heads 2 and 3 head 1: h // 2 or h % 2?",
 )
 def prefill_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     groups = q.shape[1] // k.shape[1]

@@ -8,7 +8,7 @@ answer breaks.
 # -- rows.Rows.write_new_blocks --
 
 
-# rule 1: the whole table again, as prepare_decode of the forebears does
+# rule 1: the whole table again, as nano-vllm's prepare_decode does
 @mistake("rows.Rows.write_new_blocks", "do you write the whole table again?")
 def write_new_blocks(self, requests: Sequence[Request], rows: Sequence[int]) -> None:
     entries = [

@@ -13,6 +13,8 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported: for other tests
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from random_checkpoint import write_checkpoint
 from tiny_checkpoint import make_checkpoint
 
 from minivllm import LLM, SamplingParams
@@ -76,3 +78,15 @@ def test_several_gpus_give_the_tokens_of_one(checkpoint, size, enforce_eager, ov
         pytest.skip(f"needs {size} GPUs")
     how = {"enforce_eager": enforce_eager, "overlap": overlap}
     assert answers(checkpoint, tensor_parallel_size=size, **how) == answers(checkpoint, **how)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("shape", ["qwen3-0.6b", "qwen3-8b"])
+def test_a_real_shape_on_several_gpus_gives_the_tokens_of_one(shape, tmp_path):
+    """Random weights in float32, as bfloat16 rounds near ties to either side."""
+    path = write_checkpoint(shape, tmp_path / shape)
+    settings = {"num_kv_blocks": 200, "max_model_len": 256, "max_num_seqs": 4}
+    sizes = [size for size in (1, 2, 4) if size <= torch.cuda.device_count()]
+    alone, *shared = [answers(path, tensor_parallel_size=size, **settings) for size in sizes]
+    assert all(tokens == alone for tokens in shared)

@@ -1,0 +1,104 @@
+"""The picture of recorded runs of `benchmarks/tensor_parallel.py`: what more GPUs bring. For
+chapter 09.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from course.figures.common import INK, Picture, fill, key, label, legend, new_axes, picture
+from minivllm.bench_results import load_results, speed
+
+RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
+Result = Mapping[str, Any]
+
+
+def recorded(folder: Path = RESULTS) -> list[dict[str, Any]]:
+    """The results of all runs on GPUs, by file name; empty if there are none."""
+    found: list[dict[str, Any]] = []
+    for path in sorted(folder.glob("*gpu*tensor-parallel*.json")):
+        found += load_results(path)
+    return found
+
+
+def speed_of(result: Result) -> float:
+    """Tokens per second in the fastest repeat: those that are decoded, or of prompts where
+    nothing is decoded."""
+    kind = "decode" if result["decode_tokens_per_s"] else "prefill"
+    return float(max(result[f"{kind}_tokens_per_s_all"]))
+
+
+def pairs(
+    results: Sequence[Result], mode: str = "graphs"
+) -> Iterator[tuple[Result, Sequence[Result]]]:
+    """Each workload of each model in this mode: its result on one GPU, and those on several."""
+    chosen = [result for result in results if result["mode"] == mode]
+    for alone in chosen:
+        if alone["tensor_parallel_size"] == 1:
+            same = (alone["model"], alone["workload"])
+            yield (
+                alone,
+                [r for r in chosen if (r["model"], r["workload"]) == same and r is not alone],
+            )
+
+
+def gains(results: Sequence[Result]) -> Picture:
+    """For each workload the speed on several GPUs as a multiple of that on one, and how much of a
+    step sums take; a panel for each model."""
+    models: dict[str, list[tuple[Result, Sequence[Result]]]] = {}
+    for alone, shared in pairs(results):
+        if not shared:
+            continue
+        models.setdefault(str(alone["model"]).partition(" ")[0], []).append((alone, shared))
+    count = sum(len(rows) for rows in models.values())
+    heights = [len(rows) for rows in models.values()]
+    figure, panels = new_axes(
+        1.4 + 0.55 * count, len(models), height_ratios=heights, squeeze=False, sharex=True
+    )
+    words = [
+        f"{name}: {'; '.join(_panel(ax, name, rows))}"
+        for ax, (name, rows) in zip(panels[:, 0], models.items(), strict=True)
+    ]
+    panels[-1, 0].set_xlabel("speed, as a multiple of that on one GPU", fontsize=9)
+    keys = [key("decode", "tokens of answers"), key("prefill", "tokens of prompts")]
+    legend(panels[0, 0], keys)
+    figure.suptitle(provenance(results), fontsize=8, x=0.01, ha="left")
+    return picture(figure, f"Bars of speed on several GPUs. {'. '.join(words)}.")
+
+
+def _panel(ax: Any, name: str, rows: Sequence[tuple[Result, Sequence[Result]]]) -> list[str]:
+    """One bar for each workload and number of GPUs; returns what they show in words."""
+    bars = [(alone, result) for alone, shared in rows for result in shared]
+    words, names = [], []
+    for y, (alone, result) in enumerate(bars):
+        gain = speed_of(result) / speed_of(alone)
+        ax.barh(y, gain, 0.62, **fill("decode" if result["decode_tokens_per_s"] else "prefill"))
+        figures = f"{speed(speed_of(alone))} to {speed(speed_of(result))} tok/s"
+        text = f" {gain:.2f}: {figures}, {result['sums_share']:.0%} in sums"
+        # On white: the lines of whole multiples end where words begin.
+        white = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+        ax.text(gain + 0.02, y, text, fontsize=7, va="center", color=INK, bbox=white)
+        kind, _, shape = result["workload"].partition(" ")
+        size = shape.partition(" ")[0]
+        names.append(
+            f"{size} {'prompts' if kind == 'prefill' else 'at a time'},"
+            f" {result['tensor_parallel_size']} GPUs"
+        )
+        words.append(f"{names[-1]} {gain:.2f} ({figures})")
+    label(ax, name, "", "")
+    most = max(result["tensor_parallel_size"] for _, result in bars)
+    for multiple in range(1, most + 1):
+        ax.axvline(multiple, color=INK, linewidth=1, linestyle=":" if multiple > 1 else "-")
+    ax.set_xlim(0, most * 1.45)
+    ax.set_yticks(range(len(names)), names)
+    ax.set_ylim(len(names) - 0.5, -0.5)
+    return words
+
+
+def provenance(results: Sequence[Result]) -> str:
+    """Whose numbers they are: weights, dtype, machine, PyTorch's version and the date."""
+    one = results[0]
+    torch = one["versions"].get("torch", "?")
+    return f"random weights, {one['dtype']}; {one['machine']}, torch {torch}, {one['date']}"

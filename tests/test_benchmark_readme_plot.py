@@ -1,0 +1,105 @@
+"""benchmarks/readme_plot.py: the plot of the README says what the result files say."""
+
+import importlib
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
+sys.path.insert(0, str(FOLDER))
+readme_plot = importlib.import_module("readme_plot")
+sys.path.remove(str(FOLDER))
+
+COMMON = {
+    "model": "tiny",
+    "dtype": "float32",
+    "device": "cpu",
+    "machine": "a laptop",
+    "versions": {"torch": "2.13.0+cpu"},
+    "date": "2026-11-30",
+}
+
+
+def result(workload, engine="minivllm", **speeds):
+    """A result as `bench_results` keeps it."""
+    return {**COMMON, "workload": workload, "engine": engine, **speeds}
+
+
+ALONE = [
+    result("mixed 12 x 1..8 in, 1..8 out", output_tokens_per_s=300.0),
+    result("batch 1 x 8 in, 8 out", output_tokens_per_s=50.5),
+    result("batch 8 x 8 in, 8 out", output_tokens_per_s=400.0),
+]
+COMPARED = [
+    result("batch 1 x 8 in, 8 out", decode_tokens_per_s=60.0),
+    result("batch 1 x 8 in, 8 out", "transformers", decode_tokens_per_s=15.0),
+    result("prefill 1 x 8 in, 1 out", decode_tokens_per_s=None),
+    result("prefill 1 x 8 in, 1 out", "transformers", decode_tokens_per_s=None),
+    result("ready: command to first token"),
+]
+
+
+def test_one_engine_shows_every_batch_and_the_mixed_workload_last():
+    """By output tokens, the whole run counted."""
+    panel = readme_plot.panel_of(ALONE)
+    assert panel.rows == (("1", (50.5,)), ("8", (400.0,)), ("mixed", (300.0,)))
+    assert panel.title == "tiny, float32"
+    assert panel.source == "a laptop; torch 2.13.0, 2026-11-30"
+
+
+def test_engines_are_compared_by_batch_and_by_nothing_else():
+    """Prefill and the time to start have no decoded tokens."""
+    panel = readme_plot.panel_of(COMPARED)
+    assert panel.engines == ("minivllm", "transformers")
+    assert panel.rows == (("1", (60.0, 15.0)),)
+
+
+@pytest.mark.parametrize(
+    ("most", "expected"),
+    [
+        (220, [0, 50, 100, 150, 200]),
+        (33527, [0, 10000, 20000, 30000]),
+        (100, [0, 25, 50, 75, 100]),
+        (999, [0, 250, 500, 750]),
+        (8, [0, 2.5, 5, 7.5]),
+    ],
+)
+def test_the_scale_has_round_numbers(most, expected):
+    """Three to six of them, none past the longest bar."""
+    assert readme_plot.ticks(most) == expected
+
+
+def test_a_bar_is_as_long_as_its_number():
+    """The longest fills the room there is; a second engine's has another look."""
+    picture = ET.fromstring(
+        readme_plot.draw([readme_plot.panel_of(ALONE), readme_plot.panel_of(COMPARED)])
+    )
+    bars = [
+        (float(rect.get("width")), rect.get("fill"))
+        for rect in picture.iter("{http://www.w3.org/2000/svg}rect")
+        if rect.get("stroke-width") == "0.6"
+    ]
+    plain, other = readme_plot.PALETTE["decode"], "url(#other)"
+    keys = [(18.0, plain), (18.0, other)]
+    assert bars == [
+        (25.2, plain), (200.0, plain), (150.0, plain), *keys, (200.0, plain), (50.0, other)
+    ]  # fmt: skip
+
+
+def test_the_words_for_the_picture_have_every_number():
+    """Who does not see it loses nothing."""
+    words = readme_plot.alt_text([readme_plot.panel_of(ALONE), readme_plot.panel_of(COMPARED)])
+    assert "minivllm 1: 50.5, 8: 400, mixed: 300 (a laptop; torch 2.13.0, 2026-11-30)" in words
+    assert "minivllm 1: 60; transformers 1: 15" in words
+
+
+def test_the_plot_of_the_readme_is_that_of_its_tables():
+    """`python benchmarks/readme_plot.py --write README.md` would change nothing."""
+    root = FOLDER.parent
+    page = (root / "README.md").read_text(encoding="utf-8")
+    panels = readme_plot.panels_of(page, root)
+    assert readme_plot.fill(page, panels) == page
+    assert (root / readme_plot.PICTURE).read_text(encoding="utf-8") == readme_plot.draw(panels)
+    assert page.count("<!-- plot -->") == 1
