@@ -221,12 +221,12 @@ class _TextLoader(SourceLoader):
             raise OSError(path)
         return Path(path).read_bytes() if self.text is None else self.text.encode("utf-8")
 
-    def source_to_code(self, data: Any, path: Any = "") -> CodeType:
-        return self.codes.get((self.file, data)) or super().source_to_code(data, path)
+    def get_code(self, fullname: str = "") -> CodeType:
+        text = self.get_data(self.file)
+        return self.codes.get((self.file, text)) or self.source_to_code(text, self.file)
 
     def keep_code(self) -> None:
-        data = self.get_data(self.file)
-        self.codes[self.file, data] = self.source_to_code(data, self.file)
+        self.codes[self.file, self.get_data(self.file)] = self.get_code()
 
 
 def _show_as(file: str, text: str) -> None:
