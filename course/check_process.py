@@ -28,7 +28,8 @@ from course import explain
 MAX_FILE = 64 << 20  # bytes: a loop that prints must not fill the disk
 MAX_MEMORY = 4 << 30  # bytes of own memory: a list that grows must not make the machine swap
 MAX_PRINTED = 300  # characters shown of what the learner's code printed
-HEAVY = ("numpy", "torch", "triton", "transformers")  # worth importing once, before forks
+# Worth importing once, before forks.
+HEAVY = ("numpy", "torch", "triton", "transformers", "hypothesis")
 PACKAGE = "minivllm."
 
 
