@@ -27,6 +27,7 @@ from course import forks
 CELL_LIMIT = 300  # seconds
 MAX_WORKERS = 4  # processes of a run of everything: each may hold the model
 GATES = "tests/test_course_chapters.py"
+RANKS = ("tests/test_workers.py", "tests/test_tensor_parallel_engine.py")  # a minute each
 NBVAL_CELL_LIMIT = 2000  # nbval's own, which nobody waits for
 WORDS = ["passed", "open", "not right yet", "not run"]  # the later one tells more
 KERNEL_DIED = "The kernel died in this cell: a crash, os._exit, or out of memory."
@@ -160,10 +161,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def rank(item: pytest.Item) -> int:
-    """Notebooks and gates 0, what starts other processes 1, and all the rest 2."""
+    """Notebooks and gates 0, what starts other processes or takes its time 1, all the rest 2."""
     if hasattr(item, "cell") or item.nodeid.startswith(GATES):
         return 0
-    return 1 if item.get_closest_marker("course") or item.get_closest_marker("traces") else 2
+    slower = any(item.get_closest_marker(name) for name in ("course", "traces", "model"))
+    return 1 if slower or item.nodeid.startswith(RANKS) else 2
 
 
 # -- the end of the report ---------------------------------------------------------------------

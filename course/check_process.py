@@ -13,11 +13,13 @@ import linecache
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.abc import MetaPathFinder, SourceLoader
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
 from pathlib import Path
-from typing import Any
+from types import CodeType
+from typing import Any, ClassVar
 
 import pytest
 
@@ -26,35 +28,36 @@ from course import explain
 MAX_FILE = 64 << 20  # bytes: a loop that prints must not fill the disk
 MAX_MEMORY = 4 << 30  # bytes of own memory: a list that grows must not make the machine swap
 MAX_PRINTED = 300  # characters shown of what the learner's code printed
-HEAVY = ("numpy", "torch", "triton", "transformers")  # worth importing once, before forks
+# Worth importing once, before forks.
+HEAVY = ("numpy", "torch", "triton", "transformers", "hypothesis")
+PACKAGE = "minivllm."
 
 
 def main(folder: Path) -> None:
-    """Run the job: once, or once for each variant in a fork."""
+    """Run the job; never returns."""
     job = json.loads((folder / "job.json").read_text("utf-8"))
     _limit()
     for module in job["warm"]:
-        if module == "triton" and not sys.modules["torch"].cuda.is_available():
-            os.environ["TRITON_INTERPRET"] = "1"  # read by the import: tests would be too late
-        importlib.import_module(module)
-    if len(job["variants"]) == 1:
-        _run(job, folder, 0)
-    if hasattr(os, "fork"):  # without it no explanations; the check itself works everywhere
-        _run_in_forks(job, folder)
+        _make_ready(module, Path(job["root"]))
+    options = ["-q", "--noconftest", "-c", os.devnull, "--rootdir", job["root"], "--tb=no"]
+    # The last two collect all garbage at the end, for warnings that nobody would see.
+    unused = ("cacheprovider", "faulthandler", "warnings", "doctest")
+    for name in (*unused, "unraisableexception", "threadexception"):
+        options += ["-p", f"no:{name}"]
+    code = pytest.main([*options, job["tests"]], plugins=[Variants(job, folder)])
+    os._exit(int(code))
 
 
-def _run_in_forks(job: dict[str, Any], folder: Path) -> None:
-    """Run every variant in a child of its own, as many at a time as there are cores."""
-    num_running = 0
-    for index in range(len(job["variants"])):
-        if num_running >= (os.cpu_count() or 1):
-            os.wait()
-            num_running -= 1
-        if os.fork() == 0:
-            _run(job, folder, index)
-        num_running += 1
-    for _ in range(num_running):
-        os.wait()
+def _make_ready(module: str, root: Path) -> None:
+    """Import a module before the forks; one of the package is only compiled."""
+    if module.startswith(PACKAGE):
+        path = root / "minivllm" / f"{module.removeprefix(PACKAGE)}.py"
+        with suppress(OSError, SyntaxError, ValueError):  # a fork that needs it will say so
+            _TextLoader(str(path), None).keep_code()
+        return
+    if module == "triton" and not sys.modules["torch"].cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"  # read by the import: tests would be too late
+    importlib.import_module(module)
 
 
 def _limit() -> None:
@@ -70,17 +73,43 @@ def _limit() -> None:
         resource.setrlimit(kind, (value, hard))
 
 
-def _run(job: dict[str, Any], folder: Path, index: int) -> None:
-    """Run the tests of one variant; never returns."""
-    root = Path(job["root"])
-    sys.meta_path.insert(0, _FromText(root, job["variants"][index]))
-    options = ["-q", "--noconftest", "-c", os.devnull, "--rootdir", str(root), "--tb=no"]
-    # The last two collect all garbage at the end, for warnings that nobody would see.
-    unused = ("cacheprovider", "faulthandler", "warnings", "doctest")
-    for name in (*unused, "unraisableexception", "threadexception"):
-        options += ["-p", f"no:{name}"]
-    code = pytest.main([*options, job["tests"]], plugins=[Reporter(job, folder, index)])
-    os._exit(int(code))
+class Variants:
+    """The pytest plugin that starts the `Reporter`: of the one variant, or of each in a fork.
+
+    The forks leave each other alone: what they share is pytest as it stands before it collects.
+    """
+
+    def __init__(self, job: dict[str, Any], folder: Path) -> None:
+        self.job, self.folder = job, folder
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self, session: pytest.Session) -> None:
+        """From here on this is the process of one variant."""
+        index, plugins = 0, session.config.pluginmanager
+        if len(self.job["variants"]) > 1:  # never without fork: the check itself has one
+            index = _fork_each(len(self.job["variants"]))
+            capture: Any = plugins.getplugin("capturemanager")
+            capture.stop_global_capturing()  # it writes to files that all forks have open
+            capture.start_global_capturing()
+            capture.suspend_global_capture()
+        sys.meta_path.insert(0, _FromText(Path(self.job["root"]), self.job["variants"][index]))
+        plugins.register(Reporter(self.job, self.folder, index))
+
+
+def _fork_each(count: int) -> int:
+    """Returns in `count` children, with their numbers, as many at a time as there are cores; the
+    parent waits for them and ends."""
+    num_running = 0
+    for index in range(count):
+        if num_running >= (os.cpu_count() or 1):
+            os.wait()
+            num_running -= 1
+        if os.fork() == 0:
+            return index
+        num_running += 1
+    for _ in range(num_running):
+        os.wait()
+    os._exit(0)
 
 
 class Reporter:
@@ -149,6 +178,7 @@ class Reporter:
         """Which package was tested; the last word of a run that came to its end."""
         package = sys.modules.get("minivllm." + self.name.split(".", 1)[0])
         heavy = [name for name in HEAVY if name in sys.modules]
+        heavy += sorted(name for name in sys.modules if name.startswith(PACKAGE))
         self.say("done", package=getattr(package, "__file__", None), heavy=heavy)
 
     def pytest_unconfigure(self) -> None:
@@ -179,6 +209,8 @@ class _FromText(MetaPathFinder):
 
 
 class _TextLoader(SourceLoader):
+    codes: ClassVar[dict[tuple[str, bytes], CodeType]] = {}  # of the very text, for all forks
+
     def __init__(self, file: str, text: str | None) -> None:
         self.file, self.text = file, text
 
@@ -189,6 +221,13 @@ class _TextLoader(SourceLoader):
         if path != self.file:
             raise OSError(path)
         return Path(path).read_bytes() if self.text is None else self.text.encode("utf-8")
+
+    def get_code(self, fullname: str = "") -> CodeType:
+        text = self.get_data(self.file)
+        return self.codes.get((self.file, text)) or self.source_to_code(text, self.file)
+
+    def keep_code(self) -> None:
+        self.codes[self.file, self.get_data(self.file)] = self.get_code()
 
 
 def _show_as(file: str, text: str) -> None:

@@ -142,15 +142,17 @@ def _place(found: tuple[FrameType, int]) -> list[str]:
 
 
 @lru_cache
-def _tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_bytes())
+def _nodes(path: Path) -> list[ast.stmt | ast.Call]:
+    """The statements and calls of a file; kept, because a walk takes as long as many tests."""
+    nodes = ast.walk(ast.parse(path.read_bytes()))
+    return [node for node in nodes if isinstance(node, (ast.stmt, ast.Call))]
 
 
 def _statement_at(path: Path, line: int) -> ast.stmt | None:
     """The innermost statement that covers a line."""
     hits = [
         node
-        for node in ast.walk(_tree(path))
+        for node in _nodes(path)
         if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or line)
     ]
     return max(hits, key=lambda node: node.lineno, default=None)
@@ -165,7 +167,7 @@ def _called(
     call = _find_call(statement, name, frame)
     if call is None:
         start = frame.f_code.co_firstlineno
-        calls = [node for node in ast.walk(_tree(path)) if isinstance(node, ast.Call)]
+        calls = [node for node in _nodes(path) if isinstance(node, ast.Call)]
         above = [node for node in calls if start <= node.lineno < line]
         found = [call for node in above if (call := _as_call(node, name, frame))]
         call = max(found, key=lambda node: node.lineno, default=None)

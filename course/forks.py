@@ -140,6 +140,7 @@ def serve(path: str, warm: list[str]) -> NoReturn:
 
 
 def _warm_up(names: list[str]) -> None:
+    sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type] # as in `notebooks`
     for name in names:
         with suppress(ImportError):
             importlib.import_module(name)

@@ -100,8 +100,13 @@ def outcomes(events: list[Event]) -> dict[str, str]:
     return out
 
 
+def is_whole(events: list[Event]) -> bool:
+    """Whether a run came to its end."""
+    return any(event["event"] == "done" for event in events)
+
+
 def heavy(events: list[Event]) -> list[str]:
-    """Modules worth importing once before all further runs."""
+    """Modules worth making ready once before all further runs."""
     return next((event["heavy"] for event in events if event["event"] == "done"), [])
 
 
@@ -118,8 +123,13 @@ def runs_of(
     texts = [_texts(root, {name: mistake.source}) for mistake in library]
     limit = time_limit(events)
     kept = _kept(name, root, json.dumps(texts), _stamps(name, root))
-    if not kept or kept[0][0] < limit:
-        kept[:] = [(limit, run_variants(name, root, texts, heavy(events), limit))]
+    longest, runs = kept[0] if kept else (0, [[] for _ in texts])
+    if longest < limit:
+        # More time changes nothing for a run that came to its end.
+        cut = [index for index, run in enumerate(runs) if not is_whole(run)]
+        again = run_variants(name, root, [texts[index] for index in cut], heavy(events), limit)
+        new = dict(zip(cut, again))
+        kept[:] = [(limit, [new.get(index, run) for index, run in enumerate(runs)])]
     return kept[0][1]
 
 

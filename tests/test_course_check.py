@@ -339,6 +339,46 @@ def interrupt_once(wait):
     return waiting
 
 
+# -- runs of several versions in one process --
+
+
+def run_bodies(tree, *bodies):  # noqa: F811
+    """What the first failed test of each version of blocks_for shows."""
+    texts = [ex.spliced(tree, {BLOCKS_FOR: blocks_for(body)}) for body in bodies]
+    variants = [{path.stem: text for path, text in files.items()} for files in texts]
+    ready = ["minivllm.block_manager", "minivllm.gone"]
+    runs = check.run_variants(BLOCKS_FOR, tree, variants, ready)
+    return [next((e for e in events if e["event"] == "fail"), None) for events in runs]
+
+
+def test_each_version_is_run_though_the_module_was_compiled_before(tree):  # noqa: F811
+    """What is kept is the code of the very text: another text is compiled anew."""
+    right = "return -(-num_tokens // block_size)"
+    one, none, two = run_bodies(tree, "return 101", right, "return 102")
+    assert (one["came"], none, two["came"]) == ("101", None, "102")
+
+
+def test_each_version_shows_what_it_printed_itself(tree):  # noqa: F811
+    """They print at the same time."""
+    body = "import time\nfor i in range(20):\n    print({0})\n    time.sleep(0.01)\nreturn {0}"
+    for number, shown in enumerate(run_bodies(tree, *(body.format(i) for i in range(4)))):
+        assert set(shown["printed"].split()) == {str(number)}
+
+
+def test_a_version_leaves_nothing_to_the_next_one(tree):  # noqa: F811
+    """A changed module, environment, folder or stream is that of its own process."""
+    spoil = (
+        "import builtins, json, os\njson.spoilt = builtins.spoilt = True\n"
+        "os.environ['SPOILT'] = '1'\nos.chdir('/')\nreturn 101"
+    )
+    look = (
+        "import builtins, json, os\nenv = 'SPOILT' in os.environ\n"
+        "return [hasattr(json, 'spoilt'), hasattr(builtins, 'spoilt'), env, os.getcwd()]"
+    )
+    shown = run_bodies(tree, spoil, spoil, spoil, look)
+    assert [one["came"] for one in shown] == ["101"] * 3 + [f"[False, False, False, {str(tree)!r}]"]
+
+
 # -- the library of wrong answers, the map --
 
 
@@ -366,6 +406,28 @@ def test_the_library_is_run_once_for_one_state_of_the_package(tree, monkeypatch)
     put(tree / "minivllm" / "request.py", "x = 1\n")
     mistakes.likely(BLOCKS_FOR, events, tree)
     assert len(runs) == 2
+
+
+def test_only_what_was_cut_off_gets_more_time(tree, monkeypatch):  # noqa: F811
+    """A run that came to its end would come to the same one."""
+    asked = []
+
+    def run(name, root, texts, warm, limit):
+        asked.append((len(texts), limit))
+        return [[{"event": "done", "of": text}] if limit > 1 else [] for text in texts]
+
+    library = [mistakes.Mistake(BLOCKS_FOR, "", blocks_for(f"return {i}")) for i in range(3)]
+    first = [{"event": "done"}]
+    monkeypatch.setattr(mistakes, "run_variants", lambda *a: [first, [], *run(*a)[2:]])
+    runs = mistakes.runs_of(BLOCKS_FOR, library, tree, [])
+    assert runs == [first, [], []]
+    monkeypatch.setattr(mistakes, "run_variants", run)
+    slow = [{"event": "pass", "seconds": 0.25}]
+    again = mistakes.runs_of(BLOCKS_FOR, library, tree, slow)
+    assert asked == [(3, 1), (2, 3)]
+    assert again[0] is first
+    assert ["return 1" in run[0]["of"]["block_manager"] for run in again[1:]] == [True, False]
+    assert mistakes.runs_of(BLOCKS_FOR, library, tree, slow) is again
 
 
 def test_the_map_shows_each_state_with_its_sign():

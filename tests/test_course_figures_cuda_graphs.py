@@ -1,15 +1,11 @@
 """The pictures of chapter 08 and of the ladder say what they were given, in image and words."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from figure_checks import assert_fits_the_page_and_is_described
 
-from course.figures import common
 from course.figures import cuda_graphs as draw
 from minivllm.cuda_graphs import Tape
 
@@ -126,10 +122,3 @@ def test_a_result_that_is_not_there_is_named():
     assert draw.find(RESULTS, "slow", 8)["decode_tokens_per_s"] == 80.0
     with pytest.raises(ValueError, match="rung='fast' at batch_size=8"):
         draw.find(RESULTS, "fast", 8)
-
-
-def test_importing_it_loads_no_matplotlib():
-    """Drawing libraries are loaded by the first picture, not by the import."""
-    code = "import sys, course.figures.cuda_graphs; sys.exit('matplotlib' in sys.modules)"
-    root = Path(common.__file__).parents[2]
-    assert subprocess.run([sys.executable, "-c", code], cwd=root, timeout=60).returncode == 0

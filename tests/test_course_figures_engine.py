@@ -1,14 +1,9 @@
 """The pictures of chapter 11 say what they were given, in image and words."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 from figure_checks import assert_fits_the_page_and_is_described
 from row_makers import make_request
 
-from course.figures import common
 from course.figures import engine as draw
 from course.toy_device import Work
 from minivllm.request import Chunk, SchedulerOutput
@@ -97,10 +92,3 @@ def test_a_block_counts_once():
     are more blocks drawn than there are."""
     alt = draw.memory(make_trace()).alt
     assert "at most 2 are cached" in alt  # blocks 3 and 1 in the second step; 0 in the first
-
-
-def test_importing_it_loads_no_matplotlib():
-    """Drawing libraries are loaded by the first picture, not by the import."""
-    code = "import sys, course.figures.engine; sys.exit('matplotlib' in sys.modules)"
-    root = Path(common.__file__).parents[2]
-    assert subprocess.run([sys.executable, "-c", code], cwd=root, timeout=60).returncode == 0

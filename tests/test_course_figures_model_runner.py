@@ -1,15 +1,10 @@
 """The pictures of chapter 06 say what they were given, in image and words."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from figure_checks import assert_fits_the_page_and_is_described
 from row_makers import make_request
 
-from course.figures import common
 from course.figures import model_runner as draw
 from minivllm.request import Chunk, SchedulerOutput
 from minivllm.rows import Rows
@@ -90,10 +85,3 @@ def test_a_slot_of_two_owners_is_marked():
     """Title and colour say so."""
     assert PICTURES["clash"]().png != PICTURES["slots"]().png
     assert "P positions [0] in slots [5]" in PICTURES["clash"]().alt
-
-
-def test_importing_it_loads_no_matplotlib():
-    """Drawing libraries are loaded by the first picture, not by the import."""
-    code = "import sys, course.figures.model_runner; sys.exit('matplotlib' in sys.modules)"
-    root = Path(common.__file__).parents[2]
-    assert subprocess.run([sys.executable, "-c", code], cwd=root, timeout=60).returncode == 0

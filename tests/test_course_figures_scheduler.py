@@ -1,13 +1,8 @@
 """The pictures of chapter 02 say what they were given, in the image and in words."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 from figure_checks import assert_fits_the_page_and_is_described
 
-from course.figures import common
 from course.figures import scheduler as draw
 from minivllm.request import Chunk
 from minivllm.trace import ChunkTrace, StepTrace, Trace
@@ -89,10 +84,3 @@ def test_nobody_thrown_out_is_said():
 def test_pictures_are_the_same_each_time():
     """No date, no version: a notebook that is executed again changes no image."""
     assert PICTURES["step_bars"]() == PICTURES["step_bars"]()
-
-
-def test_importing_it_loads_no_matplotlib():
-    """Drawing libraries are loaded by the first picture, not by the import."""
-    code = "import sys, course.figures.scheduler; sys.exit('matplotlib' in sys.modules)"
-    root = Path(common.__file__).parents[2]
-    assert subprocess.run([sys.executable, "-c", code], cwd=root, timeout=60).returncode == 0

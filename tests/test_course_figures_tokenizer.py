@@ -1,9 +1,5 @@
 """The pictures of lesson 01 say what they were given, in the image and in words."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 from figure_checks import assert_fits_the_page_and_is_described
 
@@ -71,10 +67,3 @@ def test_characters_that_the_font_lacks_are_named():
 def test_pictures_are_the_same_each_time():
     """No date, no version: a notebook that is executed again changes no image."""
     assert PICTURES["stream"]() == PICTURES["stream"]()
-
-
-def test_importing_it_loads_no_matplotlib():
-    """Drawing libraries are loaded by the first picture, not by the import."""
-    code = "import sys, course.figures.tokenizer; sys.exit('matplotlib' in sys.modules)"
-    root = Path(draw.__file__).parents[2]
-    assert subprocess.run([sys.executable, "-c", code], cwd=root, timeout=60).returncode == 0

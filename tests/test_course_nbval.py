@@ -174,6 +174,23 @@ def test_each_chapter_has_its_gates_on_a_worker_of_its_own(plugin):
     assert plugin.pytest_xdist_make_scheduler(Config(), None) is None
 
 
+class Item:
+    """A collected test with these markers."""
+
+    def __init__(self, nodeid, *marks):
+        self.nodeid, self.get_closest_marker = nodeid, lambda name: name in marks
+
+
+def test_what_takes_long_does_not_come_last(plugin):
+    """One worker would be busy with it while the others have nothing left to do."""
+    assert all((HOME / name).exists() for name in plugin.RANKS)
+    cell = Item("solutions/11_engine.ipynb::Cell 1")
+    cell.cell = None
+    gate, quick = Item(f"{plugin.GATES}::test_x[00_tour]", "course"), Item("tests/test_x.py::test")
+    longer = [Item("tests/test_workers.py::test"), Item("tests/test_x.py::test", "model")]
+    assert [plugin.rank(item) for item in (cell, gate, *longer, quick)] == [0, 0, 1, 1, 2]
+
+
 class Report:
     """Of one test or cell."""
 

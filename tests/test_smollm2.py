@@ -32,6 +32,11 @@ def greedy(num_tokens):
     return SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
 
 
+def first(num_tokens):
+    """The first tokens of the stored answers."""
+    return [answer[:num_tokens] for answer in ANSWERS]
+
+
 def answers(llm, prompts, num_tokens):
     """Token ids of all answers, and the outputs they came in."""
     outputs = llm.generate(prompts, greedy(num_tokens), use_tqdm=False)
@@ -71,14 +76,14 @@ def test_eight_prompts_together_and_a_second_turn_from_the_cache():
 def test_chunked_prefill_changes_no_token():
     """A budget of 32 tokens a step: the long prompt comes in three chunks."""
     with make_llm(max_num_batched_tokens=32, max_num_seqs=8) as llm:
-        assert answers(llm, PROMPTS, 64)[0] == ANSWERS
+        assert answers(llm, PROMPTS, 24)[0] == first(24)
 
 
 def test_preemption_changes_no_token():
     """Room for about half of what eight answers need: requests are thrown out and come back."""
-    with make_llm(num_kv_blocks=36, max_num_seqs=8) as llm:
-        given, outputs = answers(llm, PROMPTS, 64)
-        assert given == ANSWERS
+    with make_llm(num_kv_blocks=28, max_num_seqs=8) as llm:
+        given, outputs = answers(llm, PROMPTS, 40)
+        assert given == first(40)
         assert sum(output.num_preemptions for output in outputs) > 0
 
 

@@ -156,14 +156,15 @@ def block_history(trace: Trace) -> Picture:
 
     Neighbours differ in shade; a number stands where a request gets its first block.
     """
-    number_of = {row.label: i for i, row in enumerate(request_rows(trace).values())}
+    rows = request_rows(trace)
+    number_of = {row.label: i for i, row in enumerate(rows.values())}
     image = [[shade("free")] * len(trace.steps) for _ in range(trace.num_blocks)]
     figure, ax = new_axes(3.6)
     named = set[str]()
     for step in trace.steps:
         for block in step.cached_blocks:
             image[block][step.index] = shade("cached")
-        for block, owners in block_owners(trace, step).items():
+        for block, owners in block_owners(trace, step, rows).items():
             name, phase = owners[0]
             image[block][step.index] = shade(phase, number_of[name] % 3)
             if name not in named:

@@ -64,8 +64,12 @@ class Film(Picture):
 
 def picture(figure: Figure, alt: str) -> Picture:
     """Turn a figure into a picture with its text."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=DPI, metadata={"Description": alt, "Software": None})
+    figure.set_dpi(DPI)
+    # Not `savefig`, which draws everything twice.
+    FigureCanvasAgg(figure).print_png(buffer, metadata={"Description": alt, "Software": None})
     return Picture(buffer.getvalue(), alt)
 
 
