@@ -12,7 +12,7 @@ import pytest
 from tiny_checkpoint import make_checkpoint
 
 from course import exercises as ex
-from course import race, sandbox
+from course import forks, race, sandbox
 from course.files import HOME
 from course.progress import whose_engine
 from course.toy_device import toy_engine
@@ -48,25 +48,24 @@ def tree(clone, tmp_path):
     return shutil.copytree(clone, tmp_path / "minivllm")
 
 
-def run(folder, *command):
-    """What `python COMMAND...` prints in a checkout."""
+def run(folder, *command, fresh=False):
+    """What `python COMMAND...` prints in a checkout; a fork is not `fresh`."""
     environment = sandbox.environment(folder) | {"PYTHONPATH": str(folder)}
-    ran = subprocess.run(
-        [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True
-    )
+    command = [sys.executable, *command] if fresh else forks.command(*command)
+    ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
 
 
 def test_an_engine_that_is_the_learners_alone(tree, tmp_path):
     """Every exercise is taken out and written again: a fresh process runs on that, and says so."""
-    code = FRESH.format(model=str(make_checkpoint(tmp_path / "model")))
-    borrowed = run(tree, "-c", code)
+    (tree / "told.py").write_text(FRESH.format(model=str(make_checkpoint(tmp_path / "model"))))
+    borrowed = run(tree, "-m", "told")
     run(tree, "-m", "course", "empty")
     write = "from course import exercises as ex; names = {e.name: e.reference for e in"
     write += " ex.exercises().values()}; ex.lay(names, mine=True)"
     run(tree, "-c", write)
-    mine = run(tree, "-c", code)
+    mine = run(tree, "-m", "told", fresh=True)
     assert "borrowed: 0" in mine, mine
     assert f"All {len(ex.exercises())} exercises" in mine
     assert mine.split("\n")[0] == borrowed.split("\n")[0], "the same tokens as on our engine"
