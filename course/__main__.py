@@ -1,7 +1,12 @@
 """`python -m course`: the course from a terminal."""
 
-from course.commands import main
-from minivllm.cli_options import write_any_character
+import sys
 
-write_any_character()
+from course.commands import main
+
+# A character that the terminal or the pipe does not know (a pipe on Windows has 256 of them) is
+# written as "?", instead of being an error. Not imported: the learner may be at work on `minivllm`.
+for stream in (sys.stdout, sys.stderr):
+    if hasattr(stream, "reconfigure"):
+        stream.reconfigure(errors="replace")
 raise SystemExit(main())
