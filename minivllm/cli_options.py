@@ -11,6 +11,7 @@ import difflib
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from minivllm.waiting import waiting
@@ -166,8 +167,9 @@ def write_any_character() -> None:
     """From here on a character that the terminal or the pipe does not know is written as "?"
     (a pipe on Windows has 256 of them), instead of being an error."""
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
+        # A replaced one may not have it; a fork's may stand on another file than it was made for.
+        with suppress(AttributeError, OSError):
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr]
 
 
 def warn(line: str) -> None:
