@@ -4,15 +4,15 @@ chapter 09.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from course.figures.common import INK, Picture, fill, key, label, legend, new_axes, picture
-from minivllm.bench_results import load_results, speed
+from course.figures.ladder import RESULTS
+from minivllm.bench_results import Result, load_results, speed
 
-RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
-Result = Mapping[str, Any]
+MODE = "graphs"  # of the runs that are drawn, as the program names it
 
 
 def recorded(folder: Path = RESULTS) -> list[dict[str, Any]]:
@@ -30,11 +30,9 @@ def speed_of(result: Result) -> float:
     return float(max(result[f"{kind}_tokens_per_s_all"]))
 
 
-def pairs(
-    results: Sequence[Result], mode: str = "graphs"
-) -> Iterator[tuple[Result, Sequence[Result]]]:
-    """Each workload of each model in this mode: its result on one GPU, and those on several."""
-    chosen = [result for result in results if result["mode"] == mode]
+def pairs(results: Sequence[Result]) -> Iterator[tuple[Result, Sequence[Result]]]:
+    """Each workload of each model, in `MODE`: its result on one GPU, and those on several."""
+    chosen = [result for result in results if result["mode"] == MODE]
     for alone in chosen:
         if alone["tensor_parallel_size"] == 1:
             same = (alone["model"], alone["workload"])
