@@ -110,7 +110,7 @@ def write_checkpoint(shape: str, path: Path, dtype: str = "bfloat16") -> Path:
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(raw, indent=1))
     (path / "tokenizer.json").write_text(json.dumps(tokenizer(config.vocab_size)))
-    # A GPU draws eight billion numbers in a second, a CPU in minutes.
+    # Where it is fast: the largest shape has eight billion numbers.
     device = "cuda" if torch.cuda.is_available() else "cpu"
     generator = torch.Generator(device).manual_seed(0)
     tensors = {

@@ -126,8 +126,7 @@ def listening(llm: LLM) -> Iterator[Talk]:
 
 
 def start(llm: LLM, workload: bench.Workload) -> None:
-    """Add the requests and compute all of their prompts but the last steps; nothing of them if
-    there is no answer to compute afterwards."""
+    """Add the requests; if their answers are longer than a token, compute their prompts."""
     for number, (prompt, params) in enumerate(zip(workload.prompts, workload.params, strict=True)):
         llm.add_request(prompt, params, request_id=f"talk-{number}")
     if max(workload.num_new_tokens) > 1:
