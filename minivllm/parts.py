@@ -104,12 +104,12 @@ def build_rank_runner(parts: Parts) -> ModelRunner:
     runner = ModelRunner(
         model, backend.ops, backend.sample, model.config, config, rank_tokens, wrap
     )
+    if parts.group is not None:
+        parts.group.on_close += [kind.clear for kind in graphs]
     if runner.device.type == "cuda":
         runner.warm_up()
     for kind in graphs:
         kind.capture_all()
-    if parts.group is not None:
-        parts.group.on_close += [kind.clear for kind in graphs]
     return runner
 
 

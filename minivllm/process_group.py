@@ -8,7 +8,6 @@ encrypted: the network must be one that you trust. Given (no notebook builds it)
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -46,7 +45,9 @@ class ProcessGroup:
         self.rank, self.size, self.local = rank, size, local
         self.timeout = START_TIMEOUT
         self.failure: Exception | None = None
-        self.on_close: list[Callable[[], None]] = []  # called before the connections are closed
+        # Called before the connections are closed: NCCL waits a minute for graphs that hold on to
+        # them.
+        self.on_close: list[Callable[[], None]] = []
         self.store = store
         # Two connections: a message must never be taken for a tensor.
         self.control: Any = self._gloo(dist.PrefixStore("control", store))
@@ -179,10 +180,8 @@ class ProcessGroup:
         if self.rank == 0 and self.failure is None:
             with suppress(GroupError):
                 self.send(b"")
-        # Graphs hold on to NCCL's connections, those that are nobody's any more as well.
         for release in self.on_close:
             release()
-        gc.collect()
         # NCCL's would otherwise wait for the others.
         getattr(self.data, "abort", lambda: None)()
         self.data = self.control = None

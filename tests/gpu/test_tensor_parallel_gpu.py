@@ -1,8 +1,8 @@
 """Tensor parallelism through NCCL: one rank on one GPU, in graphs; several where there are more."""
 
-import gc
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from random_checkpoint import write_checkpoint
 from tiny_checkpoint import make_checkpoint
 
 from minivllm import LLM, SamplingParams
+from minivllm.cuda_graphs import StepGraphs
 from minivllm.process_group import ProcessGroup
 
 pytestmark = [
@@ -40,7 +41,6 @@ def answers(path, params=GREEDY, **settings):
     settings = {"dtype": "float32", "num_kv_blocks": 60, "max_num_seqs": 4} | settings
     with LLM(str(path), progress=False, **settings) as llm:
         outputs = llm.generate(PROMPTS, params, False) + llm.generate(PROMPTS, params, False)
-    gc.collect()
     return [output.outputs[0].token_ids for output in outputs]
 
 
@@ -66,6 +66,25 @@ def test_one_rank_with_nccl_gives_the_same_tokens(
     given = answers(checkpoint, **how)
     monkeypatch.undo()
     assert given == answers(checkpoint, **how)
+
+
+@pytest.mark.usefixtures("_one_rank")
+def test_a_start_that_fails_after_its_graphs_were_captured_does_not_wait_for_nccl(
+    checkpoint, monkeypatch
+):
+    """The traceback keeps the graphs alive, and they the connections."""
+    capture_all = StepGraphs.capture_all
+
+    def capture_and_fail(graphs):
+        capture_all(graphs)
+        raise RuntimeError("no memory left")
+
+    monkeypatch.setattr(StepGraphs, "capture_all", capture_and_fail)
+    started = time.monotonic()
+    with pytest.raises(RuntimeError, match="no memory left") as kept:
+        answers(checkpoint)
+    assert time.monotonic() - started < 45  # NCCL would wait for 60 s
+    assert kept.tb is not None
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
