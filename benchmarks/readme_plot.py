@@ -1,10 +1,12 @@
-"""The plot of the README, from the result files that its tables name: tokens per second by batch.
+"""The plots of the README, from result files: tokens per second by batch.
 
     python benchmarks/readme_plot.py --write README.md
 
-Writes docs/throughput.svg beside the page, and the picture with its text for those who do not see
-it between `<!-- plot -->` and `<!-- end of plot -->`. The left panel is of the first file with one
-engine, the right one of the first with several. SVG by hand: the same bytes on every machine.
+Writes each picture that is named in a `<!-- plot: FILE -->` of the page, and puts it, with its text
+for those who do not see it, between there and the next `<!-- end of plot -->`. docs/throughput.svg
+has the files that the page's tables name: the first with one engine, and the first with several.
+docs/several_gpus.svg has the runs of `tensor_parallel.py` on GPUs. SVG by hand: the same bytes on
+every machine.
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ import readme_table
 from minivllm import bench_results
 from minivllm.figures import PALETTE
 
-PICTURE = "docs/throughput.svg"
-PLACE = re.compile(r"(<!-- plot -->\n).*?(<!-- end of plot -->)", re.DOTALL)
+PLACE = re.compile(
+    r"(?P<begin><!-- plot: (?P<file>\S+) -->\n).*?(?P<end><!-- end of plot -->)", re.DOTALL
+)
 BATCH = re.compile(r"batch (\d+) x ")
 
 WIDTH, HEIGHT = 700, 250  # pixels, as everything below
@@ -40,11 +43,11 @@ Results = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Panel:
-    """Bars of one run: for each row its label and a value (tokens per second) per engine."""
+    """Bars of one run: for each row its label and a value (tokens per second) per series."""
 
     title: str
     unit: str
-    engines: tuple[str, ...]
+    series: tuple[str, ...]
     rows: tuple[tuple[str, tuple[float, ...]], ...]
     source: str
 
@@ -59,14 +62,36 @@ def panel_of(results: Results) -> Panel:
         speeds = tuple(float(r.get(name) or 0) for r in results if r["workload"] == workload)
         if (label := label_of(workload)) and len(speeds) == len(engines):
             rows.append((label, speeds))
-    one = results[0]
-    unit = "output tokens per second" if len(engines) == 1 else "decoded tokens per second"
+    kind = "output" if len(engines) == 1 else "decoded"
+    return new_panel(results[0], kind, engines, sorted(rows, key=lambda row: row[0] == "mixed"))
+
+
+def ranks_panel(results: Results) -> Panel:
+    """The bars of a file of `tensor_parallel.py`: decoded tokens of each batch with CUDA graphs, in
+    the fastest repeat, on one GPU and on the most there were."""
+    chosen = [r for r in results if r["mode"] == "graphs" and r["decode_tokens_per_s"]]
+    most = max(result["tensor_parallel_size"] for result in chosen)
+    rows: dict[str, dict[int, float]] = {}
+    for result in chosen:
+        speeds = rows.setdefault(str(label_of(result["workload"])), {})
+        speeds[result["tensor_parallel_size"]] = max(result["decode_tokens_per_s_all"])
+    both = [(label, (speeds[1], speeds[most])) for label, speeds in rows.items()]
+    return new_panel(chosen[0], "decoded", ("1 GPU", f"{most} GPUs"), both)
+
+
+def new_panel(
+    one: Mapping[str, Any],
+    kind: str,
+    series: tuple[str, ...],
+    rows: Sequence[tuple[str, tuple[float, ...]]],
+) -> Panel:
+    """A panel with these bars, of the run that `one` is a result of."""
     torch = str(one["versions"]["torch"]).partition("+")[0]
     return Panel(
         f"{one['model']}, {one['dtype']}",
-        f"{unit}, by requests at a time",
-        engines,
-        tuple(sorted(rows, key=lambda row: row[0] == "mixed")),
+        f"{kind} tokens per second, by requests at a time",
+        series,
+        tuple(rows),
         f"{one.get('machine', one['device'])}; torch {torch}, {one['date']}",
     )
 
@@ -101,7 +126,7 @@ def draw_panel(panel: Panel, left: int) -> Iterator[str]:
     """Title, grid, bars, and where the numbers are from."""
     yield text(left, 18, panel.title, 11, "bold")
     yield text(left, 33, panel.unit, 10)
-    yield from draw_keys(panel.engines, left)
+    yield from draw_keys(panel.series, left)
     most = max(value for _, values in panel.rows for value in values)
     base, height = left + LABELS, ROWS / len(panel.rows)
     for tick in ticks(most):
@@ -126,13 +151,13 @@ def draw_panel(panel: Panel, left: int) -> Iterator[str]:
     yield text(left, HEIGHT - 12, panel.source, 9)
 
 
-def draw_keys(engines: Sequence[str], left: int) -> Iterator[str]:
-    """Which look is whose; nothing for a single engine."""
+def draw_keys(series: Sequence[str], left: int) -> Iterator[str]:
+    """Which look is whose; nothing for a single series."""
     x = float(left)
-    for index, engine in enumerate(engines if len(engines) > 1 else ()):
+    for index, name in enumerate(series if len(series) > 1 else ()):
         yield from draw_bar(x, 40, 18, 10, index)
-        yield text(x + 23, 49, engine, 10)
-        x += 40 + 7 * len(engine)
+        yield text(x + 23, 49, name, 10)
+        x += 40 + 7 * len(name)
 
 
 def draw_bar(x: float, y: float, width: float, height: float, index: int) -> Iterator[str]:
@@ -156,7 +181,7 @@ def text(
 def ticks(most: float) -> list[float]:
     """Three to six round numbers from 0 on, none above `most`: 220 -> 0, 50, 100, 150, 200."""
     step = 10 ** math.floor(math.log10(most))
-    step = next(step * share for share in (5, 2.5, 1, 0.5, 0.25) if most / (step * share) >= 2.5)
+    step = next(step * share for share in (5, 2.5, 2, 1, 0.5, 0.25) if most / (step * share) >= 2.5)
     return [step * number for number in range(int(most / step) + 1)]
 
 
@@ -165,9 +190,9 @@ def alt_text(panels: Sequence[Panel]) -> str:
     said = []
     for panel in panels:
         parts = []
-        for index, engine in enumerate(panel.engines):
+        for index, name in enumerate(panel.series):
             speeds = [f"{label}: {bench_results.speed(v[index])}" for label, v in panel.rows]
-            parts.append(f"{engine} {', '.join(speeds)}")
+            parts.append(f"{name} {', '.join(speeds)}")
         said.append(f"{panel.title}, {panel.unit}: {'; '.join(parts)} ({panel.source})")
     return f"Bar charts of throughput. {'. '.join(said)}."
 
@@ -175,18 +200,36 @@ def alt_text(panels: Sequence[Panel]) -> str:
 # -- the page ----------------------------------------------------------------------------------
 
 
-def panels_of(page: str, root: Path) -> list[Panel]:
-    """What the page's tables of results have for the plot: one engine alone, engines compared."""
+def throughput(page: str, root: Path) -> list[Panel]:
+    """What the page's tables of results have: one engine alone, engines compared."""
     names = (match["file"] for match in readme_table.PLACE.finditer(page))
     panels = [panel_of(bench_results.load_results(root / name)) for name in names]
-    alone = next(panel for panel in panels if len(panel.engines) == 1)
-    return [alone, next(panel for panel in panels if len(panel.engines) > 1)]
+    alone = next(panel for panel in panels if len(panel.series) == 1)
+    return [alone, next(panel for panel in panels if len(panel.series) > 1)]
 
 
-def fill(page: str, panels: Sequence[Panel]) -> str:
-    """The page with the picture of these panels."""
-    line = f"![{alt_text(panels)}]({PICTURE})"
-    return PLACE.sub(lambda match: f"{match[1]}{line}\n{match[2]}", page)
+def several_gpus(page: str, root: Path) -> list[Panel]:
+    """The recorded runs on several GPUs, a panel for each file."""
+    files = sorted((root / "benchmarks" / "results").glob("*gpu*tensor-parallel*.json"))
+    return [ranks_panel(bench_results.load_results(path)) for path in files]
+
+
+PICTURES = {"docs/throughput.svg": throughput, "docs/several_gpus.svg": several_gpus}
+
+
+def pictures_of(page: str, root: Path) -> dict[str, list[Panel]]:
+    """By file name the panels of each picture that the page has."""
+    return {m["file"]: PICTURES[m["file"]](page, root) for m in PLACE.finditer(page)}
+
+
+def fill(page: str, pictures: Mapping[str, Sequence[Panel]]) -> str:
+    """The page with these pictures."""
+
+    def line(match: re.Match[str]) -> str:
+        file = match["file"]
+        return f"{match['begin']}![{alt_text(pictures[file])}]({file})\n{match['end']}"
+
+    return PLACE.sub(line, page)
 
 
 def main() -> None:
@@ -196,9 +239,10 @@ def main() -> None:
     parser.add_argument("--write", type=Path, metavar="PAGE", required=True, help="README.md")
     page = parser.parse_args().write
     words = page.read_text(encoding="utf-8")
-    panels = panels_of(words, page.parent)
-    (page.parent / PICTURE).write_text(draw(panels), encoding="utf-8")
-    page.write_text(fill(words, panels), encoding="utf-8")
+    pictures = pictures_of(words, page.parent)
+    for file, panels in pictures.items():
+        (page.parent / file).write_text(draw(panels), encoding="utf-8")
+    page.write_text(fill(words, pictures), encoding="utf-8")
 
 
 if __name__ == "__main__":

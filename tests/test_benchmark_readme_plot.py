@@ -1,4 +1,4 @@
-"""benchmarks/readme_plot.py: the plot of the README says what the result files say."""
+"""benchmarks/readme_plot.py: the plots of the README say what the result files say."""
 
 import importlib
 import sys
@@ -52,8 +52,34 @@ def test_one_engine_shows_every_batch_and_the_mixed_workload_last():
 def test_engines_are_compared_by_batch_and_by_nothing_else():
     """Prefill and the time to start have no decoded tokens."""
     panel = readme_plot.panel_of(COMPARED)
-    assert panel.engines == ("minivllm", "transformers")
+    assert panel.series == ("minivllm", "transformers")
     assert panel.rows == (("1", (60.0, 15.0)),)
+
+
+def test_several_gpus_are_compared_with_one_in_the_mode_that_is_fastest():
+    """Each batch in its fastest repeat; prompts and other modes are not shown."""
+
+    def run(size, workload, mode, speeds):
+        median = None if speeds is None else speeds[0]
+        return result(
+            workload,
+            mode=mode,
+            tensor_parallel_size=size,
+            decode_tokens_per_s=median,
+            decode_tokens_per_s_all=speeds,
+        )
+
+    panel = readme_plot.ranks_panel(
+        [
+            run(1, "batch 1 x 8 in, 8 out", "graphs", [50.0, 60.0]),
+            run(1, "batch 1 x 8 in, 8 out", "eager", [5.0]),
+            run(1, "prefill 8 x 8 in, 1 out", "graphs", None),
+            run(2, "batch 1 x 8 in, 8 out", "graphs", [40.0, 30.0]),
+            run(4, "batch 1 x 8 in, 8 out", "graphs", [90.0, 80.0]),
+        ]
+    )
+    assert panel.series == ("1 GPU", "4 GPUs")
+    assert panel.rows == (("1", (60.0, 90.0)),)
 
 
 @pytest.mark.parametrize(
@@ -61,6 +87,7 @@ def test_engines_are_compared_by_batch_and_by_nothing_else():
     [
         (220, [0, 50, 100, 150, 200]),
         (33527, [0, 10000, 20000, 30000]),
+        (59379, [0, 20000, 40000]),
         (100, [0, 25, 50, 75, 100]),
         (999, [0, 250, 500, 750]),
         (8, [0, 2.5, 5, 7.5]),
@@ -95,11 +122,12 @@ def test_the_words_for_the_picture_have_every_number():
     assert "minivllm 1: 60; transformers 1: 15" in words
 
 
-def test_the_plot_of_the_readme_is_that_of_its_tables():
+def test_the_plots_of_the_readme_are_those_of_its_files():
     """`python benchmarks/readme_plot.py --write README.md` would change nothing."""
     root = FOLDER.parent
     page = (root / "README.md").read_text(encoding="utf-8")
-    panels = readme_plot.panels_of(page, root)
-    assert readme_plot.fill(page, panels) == page
-    assert (root / readme_plot.PICTURE).read_text(encoding="utf-8") == readme_plot.draw(panels)
-    assert page.count("<!-- plot -->") == 1
+    pictures = readme_plot.pictures_of(page, root)
+    assert readme_plot.fill(page, pictures) == page
+    assert set(pictures) == set(readme_plot.PICTURES)
+    for file, panels in pictures.items():
+        assert (root / file).read_text(encoding="utf-8") == readme_plot.draw(panels)
