@@ -87,9 +87,11 @@ class ChunkGraphs:
                 function.capture(size)
 
     def clear(self) -> None:
-        """Give all graphs back, whoever still holds the functions: they run without."""
+        """Give all graphs back, and the functions as well: those that somebody still holds run
+        without graphs."""
         for function in self.functions:
             function.captured.clear()
+        self.functions.clear()
 
 
 class ChunkFunction:

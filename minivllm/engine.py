@@ -180,9 +180,9 @@ class Engine:
         return request
 
     def close(self) -> None:
-        """Send the workers home, if there are any. No step may follow."""
-        if isinstance(self.runner, Leader):
-            self.runner.close()
+        """Give the device's memory back; send the workers home, if there are any. No step may
+        follow."""
+        self.runner.close()
 
     def _new_flight(self, output: SchedulerOutput, started: float) -> Flight:
         """A step that is about to be launched, with what the trace wants to know of it."""

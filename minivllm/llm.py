@@ -7,7 +7,6 @@ is done (`engine`), what a prompt may be (`prompts`) and how answers become text
 
 from __future__ import annotations
 
-import gc
 import itertools
 import time
 import warnings
@@ -265,9 +264,8 @@ class LLM:
         if self._engine is None:
             return
         self._engine.close()
+        # Nothing holds the model any more: the next LLM can have its memory at once.
         self._engine = self._requests = None
-        # Runner and steps hold each other. The next LLM needs the memory of this one at once.
-        gc.collect()
 
     def __enter__(self) -> LLM:
         return self

@@ -53,6 +53,11 @@ def as_it_is(function: StepFunction) -> StepFunction:
     return function
 
 
+def refuse(plan: StepPlan) -> Tensor:
+    """The step of a runner that is closed."""
+    raise RuntimeError("this runner is closed; make a new LLM")
+
+
 def greedy(logits: Tensor, settings: SamplingRows, positions: Tensor) -> Tensor:
     """The most probable token of each row, `[N, V] -> [N]`, whatever the settings."""
     return logits.argmax(dim=-1)
@@ -144,6 +149,7 @@ class ModelRunner:
         self.kv_cache = allocate_kv_cache(model_config, config)
         # As graphs may hold them: a whole step, and one whose tokens must be chosen with more care.
         self.plain_step, self.compute_logits = wrap(self.forward_and_choose), wrap(self.forward)
+        self.on_close: list[Callable[[], None]] = []  # to give such graphs back
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -163,6 +169,13 @@ class ModelRunner:
     def release(self, request: Request) -> None:
         """The request no longer runs (finished, preempted or aborted): its row is free."""
         self.rows.release(request)
+
+    def close(self) -> None:
+        """Let go of the steps: they hold the runner as it holds them, and its memory would wait for
+        Python's next search for garbage. No step may follow; twice is fine."""
+        for give_back in self.on_close:
+            give_back()
+        self.plain_step = self.compute_logits = refuse
 
     def plan(self, chunks: Sequence[Chunk]) -> StepPlan:
         """Bring the rows up to date and describe the step. The only part that touches the host."""

@@ -104,8 +104,9 @@ def build_rank_runner(parts: Parts) -> ModelRunner:
     runner = ModelRunner(
         model, backend.ops, backend.sample, model.config, config, rank_tokens, wrap
     )
+    runner.on_close += [kind.clear for kind in graphs]
     if parts.group is not None:
-        parts.group.on_close += [kind.clear for kind in graphs]
+        parts.group.on_close.append(runner.close)
     if runner.device.type == "cuda":
         runner.warm_up()
     for kind in graphs:

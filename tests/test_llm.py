@@ -1,5 +1,6 @@
 """The user's side: prompts in any form, answers in order, mistakes refused one by one."""
 
+import gc
 import json
 import warnings
 import weakref
@@ -376,6 +377,23 @@ def test_close_can_be_called_twice_and_ends_use(checkpoint):
     llm.close()
     with pytest.raises(RuntimeError, match="closed"):
         llm.generate("abc")
+
+
+@pytest.mark.parametrize("enforce_eager", [True, False], ids=["eager", "taped"])
+def test_close_gives_the_memory_back_at_once(checkpoint, enforce_eager):
+    """Python's next search for garbage may be far away."""
+    gc.collect()
+    gc.disable()
+    try:
+        llm = make_llm(checkpoint, attention_backend="torch", enforce_eager=enforce_eager)
+        generate(llm, "abc")
+        runner = llm.engine.runner
+        kept = [weakref.ref(thing) for thing in (runner, runner.model, runner.kv_cache[0])]
+        del runner
+        llm.close()
+        assert [reference() for reference in kept] == [None] * 3
+    finally:
+        gc.enable()
 
 
 def test_two_engines_live_side_by_side(checkpoint):
