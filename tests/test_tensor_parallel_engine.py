@@ -16,7 +16,7 @@ from course.ranks import ThreadTeam
 from minivllm import LLM, SamplingParams
 from minivllm.process_group import GroupError
 
-GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 PROMPTS = [[1, 2, 3], [5] * 30, list(range(40, 60))]
 
 
