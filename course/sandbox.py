@@ -1,7 +1,7 @@
 """Copies of the package on which notebooks and checks run, so that the tree never changes.
 
-A sandbox is a folder with `minivllm/`, `tests/` and the settings of pytest. A process whose
-environment is `environment(folder)` imports the package from there, whatever its working
+A sandbox is a folder with `minivllm/` and the settings of pytest; its checks run the tests of the
+tree, so that pytest compiles those once. A process whose environment is `environment(folder)` imports the package from there, whatever its working
 directory is, and the course from the real tree.
 """
 
@@ -33,11 +33,9 @@ def make(folder: Path, reference: bool = False) -> Path:
     learner's.
     """
     # What Python and numba compiled goes along: it knows its source by time and size, which the
-    # copy keeps. Not so that of tests: pytest's names the file that was compiled.
+    # copy keeps.
     skip = shutil.ignore_patterns("*.tmp", "lock", ".hypothesis")
     shutil.copytree(ex.root() / "minivllm", folder / "minivllm", ignore=skip)
-    skip = shutil.ignore_patterns("__pycache__", ".hypothesis")
-    shutil.copytree(ex.root() / "tests", folder / "tests", ignore=skip)
     shutil.copy(ex.root() / "pyproject.toml", folder)
     if reference:
         set_sources(folder, {e.name: e.reference for e in ex.exercises().values()})
