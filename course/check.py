@@ -49,8 +49,7 @@ def run_variants(
 ) -> list[list[Event]]:
     """The same for variants of the package, in forks of one process; [] for one not reached.
 
-    `warm`: modules that the process makes ready once, before it forks: those of the package are
-    compiled, others imported. `limit`: seconds for one test.
+    `warm`: modules that the process imports once, before it forks. `limit`: seconds for one test.
     """
     if not variants:
         return []

@@ -10,16 +10,17 @@ import faulthandler
 import importlib
 import json
 import linecache
+import marshal
 import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib.abc import MetaPathFinder, SourceLoader
 from importlib.machinery import ModuleSpec
-from importlib.util import spec_from_file_location
+from importlib.util import cache_from_source, source_hash, spec_from_file_location
 from pathlib import Path
 from types import CodeType
-from typing import Any, ClassVar
+from typing import Any, cast
 
 import pytest
 
@@ -30,7 +31,6 @@ MAX_MEMORY = 4 << 30  # bytes of own memory: a list that grows must not make the
 MAX_PRINTED = 300  # characters shown of what the learner's code printed
 # Worth importing once, before forks.
 HEAVY = ("numpy", "torch", "triton", "transformers", "hypothesis")
-PACKAGE = "minivllm."
 
 
 def main(folder: Path) -> None:
@@ -38,7 +38,7 @@ def main(folder: Path) -> None:
     job = json.loads((folder / "job.json").read_text("utf-8"))
     _limit()
     for module in job["warm"]:
-        _make_ready(module, Path(job["root"]))
+        _make_ready(module)
     options = ["-q", "--noconftest", "-c", os.devnull, "--rootdir", job["root"], "--tb=no"]
     # The last two collect all garbage at the end, for warnings that nobody would see.
     unused = ("cacheprovider", "faulthandler", "warnings", "doctest")
@@ -48,13 +48,8 @@ def main(folder: Path) -> None:
     os._exit(int(code))
 
 
-def _make_ready(module: str, root: Path) -> None:
-    """Import a module before the forks; one of the package is only compiled."""
-    if module.startswith(PACKAGE):
-        path = root / "minivllm" / f"{module.removeprefix(PACKAGE)}.py"
-        with suppress(OSError, SyntaxError, ValueError):  # a fork that needs it will say so
-            _TextLoader(str(path), None).keep_code()
-        return
+def _make_ready(module: str) -> None:
+    """Import a module before the forks."""
     if module == "triton" and not sys.modules["torch"].cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"  # read by the import: tests would be too late
     importlib.import_module(module)
@@ -178,7 +173,6 @@ class Reporter:
         """Which package was tested; the last word of a run that came to its end."""
         package = sys.modules.get("minivllm." + self.name.split(".", 1)[0])
         heavy = [name for name in HEAVY if name in sys.modules]
-        heavy += sorted(name for name in sys.modules if name.startswith(PACKAGE))
         self.say("done", package=getattr(package, "__file__", None), heavy=heavy)
 
     def pytest_unconfigure(self) -> None:
@@ -191,7 +185,7 @@ class Reporter:
 class _FromText(MetaPathFinder):
     """Imports the modules of the package from text, given or read now.
 
-    Never from compiled code kept for the file: that of a text just replaced may look valid.
+    Never from the code that Python keeps for the file: that of a text just replaced may look valid.
     """
 
     def __init__(self, root: Path, texts: Mapping[str, str]) -> None:
@@ -209,7 +203,8 @@ class _FromText(MetaPathFinder):
 
 
 class _TextLoader(SourceLoader):
-    codes: ClassVar[dict[tuple[str, bytes], CodeType]] = {}  # of the very text, for all forks
+    """Compiles a text. The code of a file is kept beside Python's own, under a hash of all that it
+    was made from: the next check, and every fork, needs not compile it again."""
 
     def __init__(self, file: str, text: str | None) -> None:
         self.file, self.text = file, text
@@ -223,11 +218,24 @@ class _TextLoader(SourceLoader):
         return Path(path).read_bytes() if self.text is None else self.text.encode("utf-8")
 
     def get_code(self, fullname: str = "") -> CodeType:
-        text = self.get_data(self.file)
-        return self.codes.get((self.file, text)) or self.source_to_code(text, self.file)
+        data = self.get_data(self.file)
+        if self.text is not None:
+            return self.source_to_code(data, self.file)
+        kept = Path(cache_from_source(self.file)).with_suffix(".check")
+        stamp = source_hash(self.file.encode() + data)
+        with suppress(OSError, ValueError, EOFError, TypeError):  # none, or not whole
+            if (raw := kept.read_bytes()).startswith(stamp):
+                return cast(CodeType, marshal.loads(raw[len(stamp) :]))
+        code = self.source_to_code(data, self.file)
+        self._keep(kept, stamp + marshal.dumps(code))
+        return code
 
-    def keep_code(self) -> None:
-        self.codes[self.file, self.get_data(self.file)] = self.get_code()
+    def _keep(self, path: Path, data: bytes) -> None:
+        new = path.with_suffix(f".{os.getpid()}")
+        with suppress(OSError):  # a folder that is not ours to write in
+            path.parent.mkdir(exist_ok=True)
+            new.write_bytes(data)
+            new.replace(path)
 
 
 def _show_as(file: str, text: str) -> None:

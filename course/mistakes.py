@@ -106,7 +106,7 @@ def is_whole(events: list[Event]) -> bool:
 
 
 def heavy(events: list[Event]) -> list[str]:
-    """Modules worth making ready once before all further runs."""
+    """Modules worth importing once before all further runs."""
     return next((event["heavy"] for event in events if event["event"] == "done"), [])
 
 

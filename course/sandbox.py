@@ -1,8 +1,8 @@
 """Copies of the package on which notebooks and checks run, so that the tree never changes.
 
-A sandbox is a folder with `minivllm/` and the settings of pytest; its checks run the tests of the
-tree, so that pytest compiles those once. A process whose environment is `environment(folder)` imports the package from there, whatever its working
-directory is, and the course from the real tree.
+A sandbox is a folder with `minivllm/` and the settings of pytest. A process whose environment is
+`environment(folder)` imports the package from there, whatever its working directory is, and the
+course from the real tree. Its checks run the tests of the real tree: pytest compiles those once.
 """
 
 from __future__ import annotations

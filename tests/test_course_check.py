@@ -318,6 +318,23 @@ def test_a_check_leaves_nothing_in_the_tree(tree):  # noqa: F811
     assert seen_by_git() == before
 
 
+def test_kept_code_is_that_of_the_very_text(tree):  # noqa: F811
+    """Another text of the same size and time is compiled; what is no whole code is no code."""
+    path = tree / "minivllm" / "block_manager.py"
+
+    def shown(body):
+        [text] = ex.spliced(tree, {BLOCKS_FOR: blocks_for(body)}).values()
+        path.write_text(text)
+        os.utime(path, (1, 1))
+        events = check.run_tests(BLOCKS_FOR, tree)
+        return next(event["came"] for event in events if event["event"] == "fail")
+
+    assert (shown("return 101"), shown("return 102")) == ("101", "102")
+    [kept] = (tree / "minivllm" / "__pycache__").glob("block_manager*.check")
+    kept.write_bytes(kept.read_bytes()[:20])
+    assert shown("return 102") == "102"
+
+
 def test_an_interrupted_check_leaves_no_process(monkeypatch):
     """The learner presses stop."""
     monkeypatch.setattr(subprocess.Popen, "wait", interrupt_once(subprocess.Popen.wait))
@@ -346,14 +363,14 @@ def run_bodies(tree, *bodies):  # noqa: F811
     """What the first failed test of each version of blocks_for shows."""
     texts = [ex.spliced(tree, {BLOCKS_FOR: blocks_for(body)}) for body in bodies]
     variants = [{path.stem: text for path, text in files.items()} for files in texts]
-    ready = ["minivllm.block_manager", "minivllm.gone"]
-    runs = check.run_variants(BLOCKS_FOR, tree, variants, ready)
+    runs = check.run_variants(BLOCKS_FOR, tree, variants, [])
     return [next((e for e in events if e["event"] == "fail"), None) for events in runs]
 
 
 def test_each_version_is_run_though_the_module_was_compiled_before(tree):  # noqa: F811
     """What is kept is the code of the very text: another text is compiled anew."""
     right = "return -(-num_tokens // block_size)"
+    check.run_tests(BLOCKS_FOR, tree)
     one, none, two = run_bodies(tree, "return 101", right, "return 102")
     assert (one["came"], none, two["came"]) == ("101", None, "102")
 

@@ -60,17 +60,23 @@ def test_stored_answers_are_what_transformers_gives():
             assert logits.argmax(-1)[len(prompt) - 1 : -1].tolist() == answer
 
 
-def test_eight_prompts_together_and_a_second_turn_from_the_cache():
-    """8 x 64 tokens in one batch; then two go on, their first turn found in the cache."""
+@pytest.fixture(scope="module")
+def llm():
+    """An engine with the settings that it chooses by itself."""
     with make_llm() as llm:
-        assert answers(llm, PROMPTS, 64)[0] == ANSWERS
-        second = [record for record in RECORDS if "second_prompt" in record]
-        prompts = [record["second_prompt"] for record in second]
-        given, outputs = answers(llm, prompts, 24)
-        assert given == [record["second_answer"] for record in second]
-        for prompt, output in zip(PROMPTS, outputs):
-            # All of the first turn's full blocks, but for its last token, which was never fed.
-            assert output.num_cached_tokens == (len(prompt) + 63) // 16 * 16
+        yield llm
+
+
+def test_eight_prompts_together_and_a_second_turn_from_the_cache(llm):
+    """8 x 64 tokens in one batch; then two go on, their first turn found in the cache."""
+    assert answers(llm, PROMPTS, 64)[0] == ANSWERS
+    second = [record for record in RECORDS if "second_prompt" in record]
+    prompts = [record["second_prompt"] for record in second]
+    given, outputs = answers(llm, prompts, 24)
+    assert given == [record["second_answer"] for record in second]
+    for prompt, output in zip(PROMPTS, outputs):
+        # All of the first turn's full blocks, but for its last token, which was never fed.
+        assert output.num_cached_tokens == (len(prompt) + 63) // 16 * 16
 
 
 def test_chunked_prefill_changes_no_token():
@@ -81,16 +87,15 @@ def test_chunked_prefill_changes_no_token():
 
 def test_preemption_changes_no_token():
     """Room for about half of what eight answers need: requests are thrown out and come back."""
-    with make_llm(num_kv_blocks=28, max_num_seqs=8) as llm:
-        given, outputs = answers(llm, PROMPTS, 40)
-        assert given == first(40)
+    with make_llm(num_kv_blocks=20, max_num_seqs=8) as llm:
+        given, outputs = answers(llm, PROMPTS, 24)
+        assert given == first(24)
         assert sum(output.num_preemptions for output in outputs) > 0
 
 
-def test_an_answer_ends_where_the_model_ends_it():
+def test_an_answer_ends_where_the_model_ends_it(llm):
     """Without `ignore_eos` the capital of France is Paris, full stop."""
-    with make_llm() as llm:
-        output = llm.generate(PROMPTS[0], SamplingParams(temperature=0, max_tokens=64), False)[0]
-        assert output.outputs[0].text == "The capital of France is Paris."
-        assert output.outputs[0].finish_reason == "stop"
-        assert output.outputs[0].token_ids[-1] == 2
+    output = llm.generate(PROMPTS[0], SamplingParams(temperature=0, max_tokens=64), False)[0]
+    assert output.outputs[0].text == "The capital of France is Paris."
+    assert output.outputs[0].finish_reason == "stop"
+    assert output.outputs[0].token_ids[-1] == 2

@@ -217,6 +217,7 @@ def torchrun(path, node, port, *arguments):
     )
 
 
+@pytest.mark.slow  # it imports PyTorch six times
 @pytest.mark.skipif(sys.platform == "win32", reason="needs torchrun")
 def test_torchrun_runs_one_engine_on_two_nodes(tmp_path, unused_port):
     """The first one answers, like an engine alone; the other one works and says nothing."""
