@@ -27,7 +27,6 @@ from course import forks
 CELL_LIMIT = 300  # seconds
 MAX_WORKERS = 4  # processes of a run of everything: each may hold the model
 GATES = "tests/test_course_chapters.py"
-RANKS = ("tests/test_workers.py", "tests/test_tensor_parallel_engine.py")  # a minute each
 NBVAL_CELL_LIMIT = 2000  # nbval's own, which nobody waits for
 WORDS = ["passed", "open", "not right yet", "not run"]  # the later one tells more
 KERNEL_DIED = "The kernel died in this cell: a crash, os._exit, or out of memory."
@@ -35,19 +34,23 @@ KERNEL_DIED = "The kernel died in this cell: a crash, os._exit, or out of memory
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """A run of everything uses the cores of the machine: one process each, with one thread."""
+    """A run of everything uses the cores of the machine; workers share them, a thread each."""
     option, cores = config.option, os.cpu_count() or 1
     if "PYTEST_XDIST_WORKER" in os.environ:
         return  # a worker is asked, too, and must start no workers of its own
     is_everything = config.args_source is pytest.Config.ArgsSource.TESTPATHS
     asks_for_one = option.collectonly or option.usepdb or option.capture == "no"
-    if is_everything and not asks_for_one and getattr(option, "numprocesses", 0) is None:
+    chosen = is_everything and not asks_for_one and getattr(option, "numprocesses", 0) is None
+    if chosen:
         option.numprocesses, option.dist = min(cores, MAX_WORKERS), "loadfile"
         option.loadscopereorder = False  # the longest come first, not the largest number
+    if num_workers := getattr(option, "numprocesses", None):
         # Threads that wait for each other's cores cost more than they bring: with torch's alone
         # set, numba's would still burn several times the work of a chapter that runs the model.
+        share = cores // num_workers if isinstance(num_workers, int) else 1  # else it is "auto"
         for name in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
-            os.environ.setdefault(name, str(cores // option.numprocesses))
+            os.environ.setdefault(name, str(max(1, share)))
+    if chosen:
         # Compiled and imported here once, instead of by each worker, check and notebook.
         code = "from minivllm import cpu_ops; cpu_ops.warm_up()"
         with subprocess.Popen([sys.executable, "-c", code], cwd=config.rootpath):
@@ -164,8 +167,8 @@ def rank(item: pytest.Item) -> int:
     """Notebooks and gates 0, what starts other processes or takes its time 1, all the rest 2."""
     if hasattr(item, "cell") or item.nodeid.startswith(GATES):
         return 0
-    slower = any(item.get_closest_marker(name) for name in ("course", "traces", "model"))
-    return 1 if slower or item.nodeid.startswith(RANKS) else 2
+    slower = any(item.get_closest_marker(name) for name in ("course", "long", "model"))
+    return 1 if slower else 2
 
 
 # -- the end of the report ---------------------------------------------------------------------

@@ -124,7 +124,7 @@ class Reporter:
 
     def pytest_configure(self, config: pytest.Config) -> None:
         """The marks that tests of the course carry."""
-        for mark in ("exercise(*names)", "model", "slow", "gpu", "browser", "traces"):
+        for mark in ("exercise(*names)", "model", "slow", "gpu", "browser", "long"):
             config.addinivalue_line("markers", mark)
 
     @pytest.hookimpl(tryfirst=True)

@@ -167,6 +167,7 @@ def answers(path: Path, backend: str) -> list[list[int]]:
 
 
 @needs_triton
+@pytest.mark.long
 def test_triton_gives_the_tokens_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A whole engine: on a GPU if there is one, else in the interpreter."""
     if not torch.cuda.is_available():

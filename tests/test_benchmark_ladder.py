@@ -12,6 +12,8 @@ from minivllm import LLM, bench_results
 from minivllm.block_manager import BlockManager
 from minivllm.request import Request, SamplingParams
 
+pytestmark = pytest.mark.long
+
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 
 sys.path.insert(0, str(FOLDER))

@@ -225,6 +225,7 @@ def test_ctrl_c_is_exit_code_130(monkeypatch, capsys):
     assert capsys.readouterr().err == "minivllm: stopped\n"
 
 
+@pytest.mark.long
 def test_a_reader_that_leaves_is_no_mistake(checkpoint):
     """`minivllm bench --help | head -1` and the like end without a word."""
     code = "import os, sys; r, w = os.pipe(); os.close(r); os.dup2(w, 1)\n"

@@ -12,6 +12,8 @@ from course.figures import block_manager as draw
 from course.figures import common
 from minivllm.trace import ChunkTrace, StepTrace, Trace
 
+pytestmark = pytest.mark.course
+
 DOCS = Path(__file__).parent.parent / "docs"
 
 

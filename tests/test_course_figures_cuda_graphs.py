@@ -9,6 +9,8 @@ from figure_checks import assert_fits_the_page_and_is_described
 from course.figures import cuda_graphs as draw
 from minivllm.cuda_graphs import Tape
 
+pytestmark = pytest.mark.course
+
 
 def make_tape():
     """x times 2 into new memory, a view of it added to, all copied to `out`."""

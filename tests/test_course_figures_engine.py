@@ -9,6 +9,8 @@ from course.toy_device import Work
 from minivllm.request import Chunk, SchedulerOutput
 from minivllm.trace import Trace
 
+pytestmark = pytest.mark.course
+
 LOG = [
     Work("host", "launch", 0, 0, 1),
     Work("device", "compute", 0, 1, 4),

@@ -6,6 +6,8 @@ from figure_checks import assert_fits_the_page_and_is_described
 from course.figures import kernels as draw
 from course.memory_watch import Access
 
+pytestmark = pytest.mark.course
+
 LOG = [
     Access((0, 0, 0), "store", "keys", (0, 1, 2, 3), 0),
     Access((1, 0, 0), "store", "keys", (8, 9), 2),

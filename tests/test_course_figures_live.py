@@ -9,6 +9,8 @@ from test_course_figures import make_trace
 
 from course.figures import common, live
 
+pytestmark = pytest.mark.course
+
 
 class Kernel:
     """Stands for IPython's shell in a notebook."""

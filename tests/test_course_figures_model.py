@@ -5,6 +5,8 @@ from figure_checks import assert_fits_the_page_and_is_described
 
 from course.figures import model as draw
 
+pytestmark = pytest.mark.course
+
 MAP = [[1.0, 0.0], [0.25, 0.75]]
 PICTURES = {
     "bits": lambda: draw.bits({"a": ("0101", 2), "b": ("010", 1)}),

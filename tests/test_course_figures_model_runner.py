@@ -10,6 +10,8 @@ from minivllm.request import Chunk, SchedulerOutput
 from minivllm.rows import Rows
 from minivllm.trace import Trace
 
+pytestmark = pytest.mark.course
+
 
 def make_tables():
     """Rows of one request that has gained a block, and their tables before."""

@@ -6,6 +6,8 @@ from figure_checks import assert_fits_the_page_and_is_described
 from course.figures import prefix_cache as draw
 from minivllm.prefix_cache import PrefixCache
 
+pytestmark = pytest.mark.course
+
 WORDS = ["a", "b", "c", "d", "e", "f"]
 
 

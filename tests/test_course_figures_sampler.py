@@ -10,6 +10,8 @@ from figure_checks import assert_fits_the_page_and_is_described
 
 from course.figures import sampler as draw
 
+pytestmark = pytest.mark.course
+
 TOKENS = [" rain", " snow", " the water"]
 
 PICTURES = {

@@ -7,6 +7,8 @@ from course.figures import scheduler as draw
 from minivllm.request import Chunk
 from minivllm.trace import ChunkTrace, StepTrace, Trace
 
+pytestmark = pytest.mark.course
+
 
 def make_trace():
     """a: a prompt of 6 tokens, then decode, then preempted; b's prompt of 9 in two chunks."""

@@ -9,6 +9,8 @@ from course.figures import tensor_parallel as draw
 from course.ranks import step_marks
 from minivllm.tensor_parallel import Part
 
+pytestmark = pytest.mark.course
+
 STEP = {
     0: [("send", 0.0, 0.001), ("all_reduce", 0.002, 0.004), ("broadcast", 0.006, 0.007)],
     1: [("receive", 0.0, 0.002), ("all_reduce", 0.003, 0.004), ("broadcast", 0.005, 0.007)],

@@ -5,6 +5,8 @@ from figure_checks import assert_fits_the_page_and_is_described
 
 from course.figures import tokenizer as draw
 
+pytestmark = pytest.mark.course
+
 
 class Table:
     """Stands where a tokenizer stands: four tokens, of which the last one is special."""

@@ -6,6 +6,8 @@ from figure_checks import assert_fits_the_page_and_is_described
 from course.figures import tour as draw
 from minivllm.trace import ChunkTrace, StepTrace, Trace
 
+pytestmark = pytest.mark.course
+
 
 def make_trace(*steps):
     """Steps given as (end in seconds, whether each chunk decodes)."""

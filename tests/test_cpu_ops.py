@@ -221,6 +221,7 @@ def test_kernels_use_as_many_threads_as_torch(monkeypatch: pytest.MonkeyPatch) -
 
 
 @needs_kernels
+@pytest.mark.long
 def test_starting_numbas_threads_leaves_torchs_alone() -> None:
     """In a process that was told to use one: numba's share OpenMP with torch's."""
     code = (
@@ -231,6 +232,7 @@ def test_starting_numbas_threads_leaves_torchs_alone() -> None:
 
 
 @needs_kernels
+@pytest.mark.long
 def test_two_threads_share_a_product() -> None:
     """A run of all tests gives each process one thread a core, so here are two."""
     code = (

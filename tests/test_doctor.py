@@ -138,6 +138,7 @@ def test_the_exit_code_counts_what_is_required(monkeypatch, capsys, machine, cod
     assert ("Repair this first" in out) == bool(code)
 
 
+@pytest.mark.long
 def test_the_real_machine_is_looked_at_in_a_fresh_python():
     """From the import to the report; nothing is fetched, whatever the cache says."""
     code = "import sys; from minivllm.doctor import run_doctor; sys.exit(run_doctor())"

@@ -72,7 +72,7 @@ def run_trace(seed):
     return sum(request.num_preemptions for request in added)
 
 
-@pytest.mark.traces
+@pytest.mark.long
 @pytest.mark.parametrize("first", range(0, NUM_SEEDS, SEEDS_PER_TEST))
 def test_answers_equal_the_oracle_on_random_traces(first):
     """Chunks, batches, preemptions, prefix hits and aborts change when, never what."""
@@ -80,6 +80,7 @@ def test_answers_equal_the_oracle_on_random_traces(first):
         run_trace(seed)
 
 
+@pytest.mark.long
 def test_traces_contain_what_they_are_for():
     """Preemptions happen in a fair share of them."""
     assert sum(run_trace(seed) > 0 for seed in range(0, 20, 2)) >= 2

@@ -16,6 +16,8 @@ from course.ranks import ThreadTeam
 from minivllm import LLM, SamplingParams
 from minivllm.process_group import GroupError
 
+pytestmark = pytest.mark.long
+
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 PROMPTS = [[1, 2, 3], [5] * 30, list(range(40, 60))]
 

@@ -17,6 +17,8 @@ from course import forks
 from minivllm import LLM, SamplingParams
 from minivllm.process_group import GroupError
 
+pytestmark = pytest.mark.long
+
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 PROMPTS = [[1, 2, 3], [5] * 20]
 QUICK = 20.0  # seconds in which everything here has ended; nothing waits longer
