@@ -1,6 +1,5 @@
 """The user's side: prompts in any form, answers in order, mistakes refused one by one."""
 
-import gc
 import json
 import warnings
 import weakref
@@ -9,6 +8,7 @@ import pytest
 from tiny_checkpoint import END, STOP, VOCAB_SIZE, make_checkpoint
 
 from minivllm import LLM, SamplingParams
+from minivllm.cuda_graphs import no_garbage_collection
 from minivllm.output_processor import derive_seed
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
@@ -382,9 +382,7 @@ def test_close_can_be_called_twice_and_ends_use(checkpoint):
 @pytest.mark.parametrize("enforce_eager", [True, False], ids=["eager", "taped"])
 def test_close_gives_the_memory_back_at_once(checkpoint, enforce_eager):
     """Python's next search for garbage may be far away."""
-    gc.collect()
-    gc.disable()
-    try:
+    with no_garbage_collection():
         llm = make_llm(checkpoint, attention_backend="torch", enforce_eager=enforce_eager)
         generate(llm, "abc")
         runner = llm.engine.runner
@@ -392,8 +390,6 @@ def test_close_gives_the_memory_back_at_once(checkpoint, enforce_eager):
         del runner
         llm.close()
         assert [reference() for reference in kept] == [None] * 3
-    finally:
-        gc.enable()
 
 
 def test_two_engines_live_side_by_side(checkpoint):
