@@ -52,7 +52,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
             os.environ.setdefault(name, str(max(1, share)))
     if chosen:
         # Compiled and imported here once, instead of by each worker, check and notebook.
-        code = "from minivllm import cpu_ops; cpu_ops.warm_up()"
+        code = "from minivllm.cpu import ops as cpu_ops; cpu_ops.warm_up()"
         with subprocess.Popen([sys.executable, "-c", code], cwd=config.rootpath):
             forks.start()
 

@@ -15,7 +15,7 @@ from typing import Any
 from random_checkpoint import SHAPES, write_checkpoint
 
 from minivllm import LLM, EngineConfig, bench_results
-from minivllm.cli_options import positive
+from minivllm.cli.options import positive
 
 RESULTS = Path(__file__).parent / "results"
 

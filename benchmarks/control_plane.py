@@ -28,9 +28,9 @@ from minivllm import bench_results
 from minivllm.block_manager import BlockManager, blocks_for
 from minivllm.config import EngineConfig
 from minivllm.engine import Engine
-from minivllm.output_processor import OutputProcessor
+from minivllm.output.processor import OutputProcessor
+from minivllm.output.prompts import EncodedPrompt
 from minivllm.prefix_cache import PrefixCache
-from minivllm.prompts import EncodedPrompt
 from minivllm.request import Chunk, SamplingParams
 from minivllm.scheduler import Scheduler
 

@@ -187,7 +187,7 @@ def decode_case(shape: Shape, lens: Sequence[int], size: str) -> Case:
 
 def prefill_case(shape: Shape, lens: Sequence[int], size: str) -> Case:
     """Whole prompts: each token sees those before it and itself."""
-    from minivllm.prefill_attention import prefill_attention
+    from minivllm.gpu.prefill_attention import prefill_attention
 
     s, scale, starts = shape, shape.head_dim**-0.5, [sum(lens[:n]) for n in range(len(lens) + 1)]
 
@@ -231,7 +231,7 @@ def plan_case(shape: Shape, num_requests: int) -> Case:
 
 def sampling_case(shape: Shape, num_rows: int) -> Case:
     """A token for each row of logits."""
-    from minivllm.sampling_kernels import gumbel_sample
+    from minivllm.gpu.sampling_kernels import gumbel_sample
 
     def arguments(seed: int) -> tuple[Any, ...]:
         logits = shape.random(num_rows, shape.vocab, seed=seed)

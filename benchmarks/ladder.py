@@ -44,12 +44,13 @@ import step_timeline
 import torch
 from rungs import NAIVE, POLICIES, Rung, names_of, rungs
 
-from minivllm import LLM, bench, bench_results
-from minivllm.cli_options import positive
+from minivllm import LLM, bench_results
+from minivllm.cli.options import positive
 from minivllm.config import set_value
 from minivllm.kv_cache import kv_block_bytes
+from minivllm.measure import workloads as bench
+from minivllm.measure.naive import time_naive
 from minivllm.model import CausalLM
-from minivllm.naive import time_naive
 from minivllm.request import Chunk
 
 HEADER = ("rung", "batch", "decode tok/s", "ms/step", "launch ms", "GB/s", "of limit")

@@ -19,8 +19,9 @@ import argparse
 
 import common
 
-from minivllm import bench, bench_results
-from minivllm.cli_options import positive
+from minivllm import bench_results
+from minivllm.cli.options import positive
+from minivllm.measure import workloads as bench
 
 WIDTHS = (44, 12, 12, 12, 9, 9, 9)
 

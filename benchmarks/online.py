@@ -17,7 +17,8 @@ from typing import Any
 
 import common
 
-from minivllm import bench, bench_results
+from minivllm import bench_results
+from minivllm.measure import workloads as bench
 
 HEADER = ("requests/s", "output tok/s", "TTFT p50", "p90", "p99", "between p50", "p99", "end p50")
 WIDTHS = (10, 12, 9, 9, 9, 11, 9, 9)
@@ -74,7 +75,7 @@ def draw(results: Sequence[dict[str, Any]], path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from minivllm.figures import DPI, PALETTE, WIDTH
+    from minivllm.pictures.figures import DPI, PALETTE, WIDTH
 
     figure = Figure(figsize=(WIDTH, 3.2), dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)

@@ -34,8 +34,9 @@ from typing import Any
 import common
 from engines import ENGINES, FIRST_PROMPT, Answers, Peer, Setup, TokenIds
 
-from minivllm import bench, bench_results
-from minivllm.cli_options import positive
+from minivllm import bench_results
+from minivllm.cli.options import positive
+from minivllm.measure import workloads as bench
 
 SPEEDS = ("output tok/s", "decode tok/s", "prompt tok/s")
 HEADER = ("workload", "engine", *SPEEDS, "best ratio", "median")

@@ -24,7 +24,7 @@ import common
 import readme_table
 
 from minivllm import bench_results
-from minivllm.figures import PALETTE
+from minivllm.pictures.figures import PALETTE
 
 PLACE = re.compile(
     r"(?P<begin><!-- plot: (?P<file>\S+) -->\n).*?(?P<end><!-- end of plot -->)", re.DOTALL

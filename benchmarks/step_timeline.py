@@ -13,7 +13,8 @@ import common
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from minivllm import LLM, SamplingParams, bench
+from minivllm import LLM, SamplingParams
+from minivllm.measure import workloads as bench
 
 NUM_STEPS = 3
 WARM_STEPS = 4  # the first ones with a profiler are slow

@@ -26,9 +26,10 @@ from typing import Any
 import common
 import torch
 
-from minivllm import LLM, bench, bench_results
-from minivllm.cli_options import positive
+from minivllm import LLM, bench_results
+from minivllm.cli.options import positive
 from minivllm.leader import Leader
+from minivllm.measure import workloads as bench
 
 HEADER = (
     "ranks",

@@ -124,7 +124,7 @@ def build(args: Arguments) -> int:
     delete the file to have it written anew. Solutions whose code changed lose their outputs until
     `execute` runs them. Refuses while minivllm/ holds a learner's code.
     """
-    from course.build import build
+    from course.authoring.build import build
 
     for path, word in build(ex.HOME).items():
         print(f"{word:<8} {path.relative_to(ex.HOME)}")
@@ -137,7 +137,7 @@ def execute(args: Arguments) -> int:
     Without a name: those that have not been run since their code changed. Timings of cells are
     not kept, and a notebook above 1 MB is refused.
     """
-    from course.build import execute
+    from course.authoring.build import execute
     from course.notebooks import is_executed, read_notebook
 
     paths = chapter_paths(args.name)
@@ -177,8 +177,8 @@ def verify(args: Arguments) -> int:
 
     Each failure says how to repair it. Skips while minivllm/ holds a learner's code.
     """
-    from course.build import learner_code_now
-    from course.gates import GATES, rebuilds_cells, rest_of_staircase
+    from course.authoring.build import learner_code_now
+    from course.authoring.gates import GATES, rebuilds_cells, rest_of_staircase
 
     if mine := learner_code_now():
         print(f"skipped: minivllm/ holds code of yours ({', '.join(mine)}); the gates test ours")
@@ -207,7 +207,7 @@ def new_chapter(args: Arguments) -> int:
     For example: new-chapter 04 prefix_cache prefix_cache. The module must exist, with its tests;
     its first public functions become the exercises. Fill in, then: build, execute, verify.
     """
-    from course.scaffold import new_chapter
+    from course.authoring.scaffold import new_chapter
 
     for path in new_chapter(args.number, args.name, args.module, ex.HOME):
         print(f"written  {path.relative_to(ex.HOME)}")

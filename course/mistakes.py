@@ -145,7 +145,7 @@ def _kept(
 def _stamps(name: str, root: Path) -> tuple[int, ...]:
     """When the tests and the other modules last changed."""
     module = name.split(".", 1)[0]
-    paths = [path for path in sorted((root / "minivllm").glob("*.py")) if path.stem != module]
+    paths = [path for path in sorted((root / "minivllm").rglob("*.py")) if path.stem != module]
     return tuple(path.stat().st_mtime_ns for path in [*paths, tests_of(name, root)])
 
 

@@ -4,11 +4,11 @@ others are its workers. Given (no notebook builds it)."""
 import os
 import sys
 
-from minivllm.cli import main
+from minivllm.cli.main import main
 
 if __name__ == "__main__":
     if "TORCHELASTIC_RUN_ID" in os.environ and os.environ["RANK"] != "0":
-        from minivllm.worker import work_under_torchrun
+        from minivllm.assembly.worker import work_under_torchrun
 
         sys.exit(work_under_torchrun())
     sys.exit(main())

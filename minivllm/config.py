@@ -1,6 +1,6 @@
 """Settings of the engine: checked once, then frozen; and the checks that other modules share.
 
-Leaves out everything that needs a device or a file: `kv_sizing.fill_in` fills the fields that
+Leaves out everything that needs a device or a file: `assembly.sizing.fill_in` fills the fields that
 are None here. What a checkpoint says of itself is in `model_config`. Given (no notebook
 builds it).
 """
@@ -58,7 +58,7 @@ class EngineConfig:
     # Keep the KV blocks of finished requests and reuse them for equal prefixes.
     enable_prefix_caching: bool = True
     # Whose kernels do attention and the other operations: plain PyTorch's ("torch"); on a CPU
-    # those of `cpu_ops` with packed weights ("cpu"); on a GPU Triton's ("triton"), or the same
+    # those of `cpu.ops` with packed weights ("cpu"); on a GPU Triton's ("triton"), or the same
     # with the attention of flash-attn ("flash_attn", for block_size=256). "auto": the fastest.
     attention_backend: str = "auto"
     # Launch every operation of a decode step by itself instead of replaying a CUDA graph: it

@@ -7,23 +7,79 @@ out text and the user's side (`llm`). Notebook 11.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from minivllm.assembly.parts import build_runner, eos_token_ids_of, load_parts
 from minivllm.block_manager import BlockManager, NoPrefixes, Prefixes
 from minivllm.config import EngineConfig, set_value
-from minivllm.flight import Flight
-from minivllm.generation_config import generation_defaults
 from minivllm.leader import Leader
-from minivllm.model_runner import ModelRunner
-from minivllm.parts import build_runner, eos_token_ids_of, load_parts
+from minivllm.model_runner import ModelRunner, Pending
 from minivllm.prefix_cache import PrefixCache
 from minivllm.request import FinishReason, Request, SchedulerOutput
 from minivllm.scheduler import Scheduler
+from minivllm.text.generation_config import generation_defaults
 from minivllm.tokenizer import load_tokenizer
 from minivllm.trace import Trace
+
+
+@dataclass
+class Flight:
+    """A step that was launched and not read yet."""
+
+    output: SchedulerOutput
+    started: float  # seconds of time.perf_counter
+    pending: Pending | None = None  # None until the runner has taken it
+    # Who owns which blocks in this step: ended requests give them back. Only for a trace.
+    block_tables: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def keep_block_tables(self) -> None:
+        """Copy the block tables of its requests, before any of them changes."""
+        requests = [chunk.request for chunk in self.output.chunks]
+        self.block_tables = {r.request_id: tuple(r.block_table) for r in requests}
+
+    def wait(self) -> list[int]:
+        """Wait for the device; the token ids of the chunks that sample, in order."""
+        assert self.pending is not None, "a flight is read after it was launched"
+        return self.pending.wait()
+
+    def keep_logprobs(self) -> None:
+        """Give each request the log-probabilities of the token it has just got, if it asked."""
+        if self.pending is None or self.pending.ranked is None:
+            return
+        sampling = [chunk.request for chunk in self.output.chunks if chunk.samples]
+        for request, logprobs in zip(sampling, self.pending.logprobs(), strict=True):
+            # The token of a request that had ended already was dropped.
+            if logprobs is not None and len(request.logprobs) < request.num_output_tokens:
+                request.logprobs.append(logprobs)
+
+    def note_times(self) -> None:
+        """Note when its requests began, got a token, and ended."""
+        now = time.perf_counter()
+        for chunk in self.output.chunks:
+            request, metrics = chunk.request, chunk.request.metrics
+            if metrics.first_scheduled_time is None:
+                metrics.first_scheduled_time = self.started
+            # The token of a request that had ended already was dropped.
+            if len(metrics.token_times) < request.num_output_tokens:
+                metrics.token_times.append(now)
+            if request.is_finished and metrics.finished_time is None:
+                metrics.finished_time = now
+
+    def record(
+        self, trace: Trace, ended: Sequence[Request], num_waiting: int, memory: BlockManager
+    ) -> None:
+        """Enter it into a trace; `ended` are the requests that ended with it."""
+        trace.record(
+            self.output,
+            started=self.started,
+            finished=[*ended, *self.output.failed],
+            num_waiting=num_waiting,
+            block_tables=self.block_tables,
+            cached_blocks=memory.cached_blocks(),
+        )
 
 
 @dataclass

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from minivllm.drawing import CPU_LOGITS, invert_cdf, split_blocks
-from minivllm.sampling_settings import SamplingRows
+from minivllm.rows import SamplingRows
 
 # Candidates a filter looks at, first and second; a row they do not settle sorts all of V.
 CANDIDATES = (256, 4096)

@@ -1,9 +1,9 @@
 """The operations of a step as Triton kernels, put together from small helpers. Notebook 07.
 
 Each public function has the name and signature of the torch operation in `ops`, which is its
-oracle; `gpu_ops` collects them for the engine. Leaves out matrix products (the vendor's
-library is hard to beat), prefill attention (`prefill_attention`) and sampling
-(`sampling_kernels`). With TRITON_INTERPRET=1 set before Triton is imported, all of it runs on
+oracle; `gpu.ops` collects them for the engine. Leaves out matrix products (the vendor's
+library is hard to beat), prefill attention (`gpu.prefill_attention`) and sampling
+(`gpu.sampling_kernels`). With TRITON_INTERPRET=1 set before Triton is imported, all of it runs on
 a CPU, slowly.
 
 Tensor letters: T tokens, N requests, H query heads, K key/value heads, G = H // K query heads

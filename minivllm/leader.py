@@ -3,7 +3,7 @@
 The leader has the requests, the scheduler and the sampler. Before each step it tells the workers
 what they cannot know: which chunks, the tokens of requests that are new to them, the blocks that
 the others have gained. Whether a request is in its prompt or decodes is part of the message; no
-worker works it out. Leaves out how a message travels (`process_group`). Notebook 09.
+worker works it out. Leaves out how a message travels (`distributed.process_group`). Notebook 09.
 
 Source: vLLM's `SchedulerOutput`, which carries whole requests once and changes afterwards.
 """
@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
+from minivllm.distributed.process_group import ProcessGroup
 from minivllm.model_runner import ModelRunner, Pending
-from minivllm.process_group import ProcessGroup
 from minivllm.request import Chunk, Request, SamplingParams
 
 # -- what is said of a step -------------------------------------------------------------------

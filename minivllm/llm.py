@@ -2,7 +2,7 @@
 
 Names and results follow vLLM's, so that a script can swap the import. Leaves out how a step
 is done (`engine`), what a prompt may be (`prompts`) and how answers become text
-(`output_processor`).
+(`output.processor`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from tqdm import tqdm
 
 from minivllm.config import EngineConfig
 from minivllm.engine import Engine, build_engine
-from minivllm.output_processor import OutputProcessor, ParentRequest, Stream, refusal
-from minivllm.prompts import (
+from minivllm.output.processor import OutputProcessor, ParentRequest, Stream, refusal
+from minivllm.output.prompts import (
     Conversation,
     EncodedPrompt,
     Prompt,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from minivllm.sampling_settings import Biases, Penalties, SamplingRows, TokenLogprobs
+from minivllm.rows import Biases, Penalties, SamplingRows, TokenLogprobs
 
 
 def process_logits(logits: Tensor, settings: SamplingRows, positions: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ class Ops(Protocol):
     """The tensor operations the model is made of.
 
     Filled by the module `minivllm.ops` (plain torch, its docstrings are the specification) and
-    by the kernels of notebook 07 under the same names; `backends` chooses.
+    by the kernels of notebook 07 under the same names; `assembly.backends` chooses.
     """
 
     def embed(self, input_ids: Tensor, weight: Tensor) -> Tensor: ...

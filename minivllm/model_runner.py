@@ -20,14 +20,13 @@ from minivllm.config import EngineConfig, set_value
 from minivllm.kv_cache import allocate_kv_cache
 from minivllm.model_config import ModelConfig
 from minivllm.request import Chunk, Logprob, Request
-from minivllm.rows import Rows, StepPlan, to_device
-from minivllm.sampling_settings import SamplingRows, TokenLogprobs
+from minivllm.rows import Rows, SamplingRows, StepPlan, TokenLogprobs, to_device
 from minivllm.step_input import gather, padding_plan, scatter
 
 
 class RunnerOps(Protocol):
     """The operations the runner needs. Filled by the module `ops` (plain torch), on a GPU by
-    `gpu_ops` (kernels of notebook 07). Shapes and dtypes: see `ops`."""
+    `gpu.ops` (kernels of notebook 07). Shapes and dtypes: see `ops`."""
 
     slot_mapping: Callable[..., Tensor]
     store_kv: Callable[..., None]

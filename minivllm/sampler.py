@@ -22,11 +22,19 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from minivllm.drawing import BLOCK, CPU_LOGITS, draw, split_blocks, weigh
+from minivllm.drawing import (
+    BLOCK,
+    CPU_LOGITS,
+    draw,
+    gumbel_noise,
+    hash_counter,
+    split_blocks,
+    to_uniform,
+    weigh,
+)
 from minivllm.filters import draw_filtered
 from minivllm.logits_processors import process_logits
-from minivllm.noise import gumbel_noise, hash_counter, to_uniform
-from minivllm.sampling_settings import SamplingRows
+from minivllm.rows import SamplingRows
 
 
 def sample(logits: Tensor, settings: SamplingRows, positions: Tensor) -> Tensor:

@@ -2,8 +2,8 @@
 
 A product whose outputs are cut needs nobody else (column parallel); one whose inputs are cut gives
 a part of every sum, and the parts are added up over the ranks (row parallel). Attention and MLP are
-one of each: two sums a layer. Leaves out the processes (`process_group`, `workers`) and what is
-computed when (`leader`). Notebook 09.
+one of each: two sums a layer. Leaves out the processes (`distributed`) and what is computed when
+(`leader`). Notebook 09.
 
 Tensor letters: T tokens, N requests, R ranks; H, K, D, V, I as in `model`, of the whole model.
 
@@ -20,18 +20,18 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from minivllm.checkpoint.weights import StoredTensor, Take, load_model
 from minivllm.model import CausalLM, Embedding, Linear
 from minivllm.model_config import ModelConfig
 from minivllm.model_runner import Sample
-from minivllm.sampling_settings import SamplingRows
-from minivllm.weights import StoredTensor, Take, load_model
+from minivllm.rows import SamplingRows
 
 
 class Group(Protocol):
     """The ranks that compute together, as one of them sees it.
 
     Every rank makes the same calls in the same order; each call waits for all. Filled by
-    `process_group.ProcessGroup`.
+    `distributed.process_group.ProcessGroup`.
     """
 
     rank: int  # from 0, which is the leader

@@ -12,19 +12,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minivllm.chat_template import (
+from minivllm.text.chat_template import (
     ChatTemplate,
     Message,
     read_chat_template,
     required_template,
     token_starts,
 )
-from minivllm.long_words import LONG_WORD, encode_long_word
-from minivllm.tokenizer_json import BytePairFile, checked_text, parse, read_tokenizer_json
-from minivllm.tokenizer_json import read_eos_token_ids as read_eos_token_ids
+from minivllm.text.long_words import LONG_WORD, encode_long_word
+from minivllm.text.tokenizer_json import BytePairFile, checked_text, parse, read_tokenizer_json
+from minivllm.text.tokenizer_json import read_eos_token_ids as read_eos_token_ids
 
 if TYPE_CHECKING:
-    from minivllm.hf_tokenizer import HFTokenizer
+    from minivllm.text.hf_tokenizer import HFTokenizer
 
 # Words remembered with their ids, and the characters of the longest word that is worth it.
 CACHE_WORDS, CACHE_WORD_LENGTH = 65_536, 128
@@ -315,6 +315,6 @@ def load_tokenizer(path: str | Path) -> Tokenizer | HFTokenizer:
     try:
         return Tokenizer(parse(raw), template)
     except ValueError as reason:
-        from minivllm.hf_tokenizer import HFTokenizer
+        from minivllm.text.hf_tokenizer import HFTokenizer
 
         return HFTokenizer(directory / "tokenizer.json", template, str(reason))

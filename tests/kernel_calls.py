@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from course.memory_watch import watch
+from course.props.memory_watch import watch
 from minivllm import decode_attention, kernels
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

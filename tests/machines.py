@@ -3,7 +3,7 @@
 import dataclasses
 from pathlib import Path
 
-from minivllm.machine import BuiltinState, Machine, Requirement, Torch
+from minivllm.cli.machine import BuiltinState, Machine, Requirement, Torch
 
 ROOT = Path("/home/me/minivllm")
 

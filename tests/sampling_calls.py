@@ -10,7 +10,7 @@ from sampling_cases import make_rows
 from torch import Tensor
 
 from minivllm import drawing, filters, logits_processors, sampler
-from minivllm.sampling_settings import Penalties
+from minivllm.rows import Penalties
 
 DIGITS = 4  # of what comes back
 Rows = Sequence[Sequence[float]]

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from minivllm.drawing import weigh
 from minivllm.filters import filter_among
+from minivllm.rows import SamplingRows
 from minivllm.sampler import sample
-from minivllm.sampling_settings import SamplingRows
 
 NUM_DRAWS = 20_000
 PROBS = [0.05, 0.3, 0.1, 0.25, 0.2, 0.1]

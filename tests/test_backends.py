@@ -15,15 +15,18 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when a kernel is defined
     if find_spec("triton") is not None:  # so now: the tests take the variable away
-        from minivllm import gpu_ops, sampling_kernels  # noqa: F401
+        from minivllm.gpu import ops as gpu_ops  # noqa: F401
+        from minivllm.gpu import sampling_kernels  # noqa: F401
 
 sys.path.insert(0, str(Path(__file__).parent))
 from tiny_checkpoint import make_checkpoint
 
-from minivllm import LLM, SamplingParams, cpu_ops, flash_attention, ops, sampler
-from minivllm.backends import choose_backend, load_backend
-from minivllm.gpu_model import fuse
-from minivllm.packed import pack
+from minivllm import LLM, SamplingParams, ops, sampler
+from minivllm.assembly.backends import choose_backend, load_backend
+from minivllm.cpu import ops as cpu_ops
+from minivllm.cpu.packed import pack
+from minivllm.gpu import flash_attention
+from minivllm.gpu.fused import fuse
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 FITS_FLASH = (256, 128, torch.bfloat16)  # block size, head size, dtype
@@ -138,8 +141,8 @@ def test_torch_and_cpu_share_the_sampler() -> None:
 @needs_triton
 def test_the_names_of_a_gpu_share_all_but_attention() -> None:
     """Triton's kernels, and the sampler that draws with one."""
-    from minivllm import gpu_ops
-    from minivllm.sampling_kernels import gumbel_sample
+    from minivllm.gpu import ops as gpu_ops
+    from minivllm.gpu.sampling_kernels import gumbel_sample
 
     triton, flash = load_backend("triton"), load_backend("flash_attn")
     assert triton.ops is gpu_ops and gpu_ops.attention is not flash_attention.attention

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 from tiny_checkpoint import VOCAB_SIZE, make_checkpoint
 
-from minivllm import LLM, bench
+from minivllm import LLM
+from minivllm.measure import workloads as bench
 from minivllm.request import CompletionOutput, RequestMetrics, RequestOutput
 
 

@@ -4,7 +4,7 @@ import importlib
 import sys
 from pathlib import Path
 
-from course.ranks import ThreadTeam
+from course.props.ranks import ThreadTeam
 from minivllm import bench_results
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
@@ -15,7 +15,7 @@ sys.path.remove(str(FOLDER))
 
 def test_it_writes_a_result_for_each_number_of_ranks(tmp_path, monkeypatch, capsys):
     """With what the leader says to its workers, and how long the sums take, per step."""
-    monkeypatch.setattr("minivllm.workers.Team", ThreadTeam)
+    monkeypatch.setattr("minivllm.distributed.workers.Team", ThreadTeam)
     path = tmp_path / "r.json"
     options = ["--random-weights", "tiny", "--dtype", "float32", "--set", "max_model_len=128"]
     options += ["--set", "attention_backend=torch", "--sizes", "1", "2", "--batch-sizes", "3"]

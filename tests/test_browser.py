@@ -13,7 +13,7 @@ from jupyter_page import Page
 from tiny_checkpoint import make_checkpoint
 from toy_course import git
 
-from minivllm import hub
+from minivllm.checkpoint import hub
 
 lacking = jupyter_page.lacking()
 pytestmark = [

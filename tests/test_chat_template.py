@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from minivllm.chat_template import (
+from minivllm.text.chat_template import (
     ChatTemplate,
     new_marker,
     plain,

@@ -11,8 +11,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from row_makers import make_plan, make_request
 
-from minivllm import chunk_graphs, ops
-from minivllm.chunk_graphs import NUM_CHUNKS, ChunkGraphs
+from minivllm import ops
+from minivllm.gpu import chunk_graphs
+from minivllm.gpu.chunk_graphs import NUM_CHUNKS, ChunkGraphs
 from minivllm.request import SamplingParams
 from minivllm.rows import Rows
 from minivllm.step_input import gather, padding_plan

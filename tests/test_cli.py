@@ -9,7 +9,10 @@ from types import SimpleNamespace
 import pytest
 from tiny_checkpoint import make_checkpoint
 
-from minivllm import bench, bench_results, cli, cli_bench
+from minivllm import bench_results
+from minivllm.cli import bench as cli_bench
+from minivllm.cli import main as cli
+from minivllm.measure import workloads as bench
 from minivllm.request import SamplingParams
 
 
@@ -209,8 +212,8 @@ def test_bench_refuses_what_the_model_cannot_hold(checkpoint, capsys):
 def test_the_doctors_code_is_the_exit_code(monkeypatch):
     """Whatever it finds."""
     doctor = SimpleNamespace(run_doctor=lambda arguments: 1)
-    monkeypatch.setitem(sys.modules, "minivllm.doctor", doctor)
-    monkeypatch.setattr("minivllm.doctor", doctor, raising=False)
+    monkeypatch.setitem(sys.modules, "minivllm.cli.doctor", doctor)
+    monkeypatch.setattr("minivllm.cli.doctor", doctor, raising=False)
     assert cli.main(["doctor"]) == 1
 
 
@@ -229,7 +232,7 @@ def test_ctrl_c_is_exit_code_130(monkeypatch, capsys):
 def test_a_reader_that_leaves_is_no_mistake(checkpoint):
     """`minivllm bench --help | head -1` and the like end without a word."""
     code = "import os, sys; r, w = os.pipe(); os.close(r); os.dup2(w, 1)\n"
-    code += "from minivllm import cli; sys.exit(cli.main(sys.argv[1:]))"
+    code += "from minivllm.cli import main as cli; sys.exit(cli.main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "generate", "a", "b", "--max-tokens", "2"]
     # Buffered, as in a shell: then the pipe breaks only when the buffer is written at the end.
     environment = {name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"}
@@ -257,7 +260,8 @@ def test_python_m_is_the_command():
 
 def test_help_needs_no_torch():
     """It answers at once."""
-    code = "import sys; from minivllm import cli; cli.build_parser(); print('torch' in sys.modules)"
+    code = "import sys; from minivllm.cli import main as cli; cli.build_parser();"
+    code += " print('torch' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "False"
 

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import pytest
 from tiny_checkpoint import make_checkpoint
 
-from minivllm import cli, cli_chat
-from minivllm.cli_chat import Chat, Session, figures_of, notes_on, shortened
+from minivllm.cli import chat as cli_chat
+from minivllm.cli import main as cli
+from minivllm.cli.chat import Chat, Session, figures_of, notes_on, shortened
 from minivllm.request import CompletionOutput, RequestMetrics, RequestOutput, SamplingParams
 
 MAX_LEN = 40

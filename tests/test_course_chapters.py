@@ -1,4 +1,4 @@
-"""The gates of the course hold for every chapter that exists (`course/gates.py`)."""
+"""The gates of the course hold for every chapter that exists (`course/authoring/gates.py`)."""
 
 import os
 import subprocess

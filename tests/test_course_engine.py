@@ -12,10 +12,11 @@ import pytest
 from tiny_checkpoint import make_checkpoint
 
 from course import exercises as ex
-from course import forks, race, sandbox
+from course import forks, sandbox
 from course.files import HOME
 from course.progress import whose_engine
-from course.toy_device import toy_engine
+from course.props import race
+from course.props.toy_device import toy_engine
 
 pytestmark = pytest.mark.course
 

@@ -5,7 +5,7 @@ from figure_checks import assert_fits_the_page_and_is_described
 from row_makers import make_request
 
 from course.figures import engine as draw
-from course.toy_device import Work
+from course.props.toy_device import Work
 from minivllm.request import Chunk, SchedulerOutput
 from minivllm.trace import Trace
 

@@ -4,7 +4,7 @@ import pytest
 from figure_checks import assert_fits_the_page_and_is_described
 
 from course.figures import kernels as draw
-from course.memory_watch import Access
+from course.props.memory_watch import Access
 
 pytestmark = pytest.mark.course
 

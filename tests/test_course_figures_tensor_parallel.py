@@ -6,7 +6,7 @@ import pytest
 from figure_checks import assert_fits_the_page_and_is_described
 
 from course.figures import tensor_parallel as draw
-from course.ranks import step_marks
+from course.props.ranks import step_marks
 from minivllm.tensor_parallel import Part
 
 pytestmark = pytest.mark.course

@@ -8,7 +8,7 @@ import pytest
 from nbformat.v4 import new_output
 from toy_course import LESSON, MISTAKES, PACKAGE, TESTS, course, executed_toy, make_toy, run
 
-from course import gates, gates_pages, gates_wheel
+from course.authoring import gates, gates_pages, gates_wheel
 from course.notebooks import as_text, read_notebook, write_notebook
 
 pytestmark = pytest.mark.course
@@ -96,7 +96,7 @@ def test_gate_2_sees_solutions_that_rebuild_another_package(built, tmp_path):
     toy = shutil.copytree(built, tmp_path / "toy")
     changed = PACKAGE.replace("-(-num_things // box_size)", "-((-num_things) // box_size)")
     (toy / "minivllm/boxes.py").write_text(changed, "utf-8")
-    script = "from course.gates import rebuild_one; print(rebuild_one('01_boxes'))"
+    script = "from course.authoring.gates import rebuild_one; print(rebuild_one('01_boxes'))"
     assert "do not give minivllm/boxes.py back byte for byte" in run(toy, "-c", script).stdout
 
 
@@ -184,7 +184,9 @@ def test_gate_5_sees_a_check_that_needs_a_later_exercise(tmp_path):
 
 def test_gates_2_and_5_share_the_steps_of_the_staircase(built, tmp_path):
     """Gate 2 climbs those that cells climb; `take` is built in one cell with the later `give`."""
-    script = "from course.gates import climbed_by_cells; print(*climbed_by_cells('01_boxes'))"
+    script = (
+        "from course.authoring.gates import climbed_by_cells; print(*climbed_by_cells('01_boxes'))"
+    )
     climbed = run(built, "-c", script).stdout.split()
     assert sorted(climbed) == ["boxes.Shelf.give", "boxes.boxes_for"]
     needs = TESTS.replace(
@@ -268,7 +270,7 @@ def test_gate_7_sees_a_wheel_with_more_or_less_in_it(tmp_path):
     """The course must not be installed with the package."""
     with zipfile.ZipFile(tmp_path / "x.whl", "w") as wheel:
         wheel.writestr("minivllm/__init__.py", "")
-        wheel.writestr("course/build.py", "")
+        wheel.writestr("course/authoring/build.py", "")
     text = "\n".join(gates_wheel.content_problems(tmp_path / "x.whl"))
     assert "The wheel holds course" in text
     assert "The wheel lacks" in text and "minivllm/scheduler.py" in text

@@ -16,7 +16,7 @@ if find_spec("triton") is None:
 import triton
 import triton.language as tl
 
-from course.memory_watch import GARBAGE, Access, OutsideMemory, watch
+from course.props.memory_watch import GARBAGE, Access, OutsideMemory, watch
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="there is a GPU, and no interpreter"

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from course import ranks
+from course.props import ranks
 from minivllm import LLM, SamplingParams
-from minivllm.weights import read_config
+from minivllm.checkpoint.weights import read_config
 
 
 def test_every_rank_gets_the_sum():

@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from minivllm import cpu_ops, ops
+from minivllm import ops
+from minivllm.cpu import ops as cpu_ops
 from minivllm.model import Ops
 from minivllm.model_config import RopeConfig
 from minivllm.model_runner import RunnerOps
@@ -225,7 +226,7 @@ def test_kernels_use_as_many_threads_as_torch(monkeypatch: pytest.MonkeyPatch) -
 def test_starting_numbas_threads_leaves_torchs_alone() -> None:
     """In a process that was told to use one: numba's share OpenMP with torch's."""
     code = (
-        "import torch; from minivllm import cpu_ops;"
+        "import torch; from minivllm.cpu import ops as cpu_ops;"
         "print([cpu_ops.num_threads(), cpu_ops.num_threads(), torch.get_num_threads()])"
     )
     assert printed_by(code, omp=1, numba=2) == "[1, 1, 1]"
@@ -236,7 +237,8 @@ def test_starting_numbas_threads_leaves_torchs_alone() -> None:
 def test_two_threads_share_a_product() -> None:
     """A run of all tests gives each process one thread a core, so here are two."""
     code = (
-        "import numpy as np; from minivllm import cpu_ops; print(cpu_ops.num_threads(), end=' ');"
+        "import numpy as np; from minivllm.cpu import ops as cpu_ops;"
+        "print(cpu_ops.num_threads(), end=' ');"
         "x, weight = np.random.default_rng(0).random((2, 96, 64), np.float32);"
         "out = np.empty((96, 96), np.float32);"
         "cpu_ops.cpu_kernels.dense_product(x, weight, out, cpu_ops.num_threads());"
@@ -274,9 +276,9 @@ def test_compiled_code_is_renewed_with_the_files_it_calls() -> None:
 def test_smollm2_is_the_same_with_and_without_kernels() -> None:
     """Prompts at once, then eight tokens one by one: logits within 1e-4 of the largest, and the
     same greedy tokens; every product comes from codes."""
-    from minivllm import packed
-    from minivllm.hub import resolve_model
-    from minivllm.weights import load_model, read_config
+    from minivllm.checkpoint.hub import resolve_model
+    from minivllm.checkpoint.weights import load_model, read_config
+    from minivllm.cpu import packed
     from tests.test_model import Paged, random_prompts
 
     path = resolve_model("smollm2-135m")

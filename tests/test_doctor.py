@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from machines import GOOD, LAPTOP, differs, with_version, without
 
-from minivllm import doctor
-from minivllm.doctor import checks, format_report, run_doctor
-from minivllm.doctor_packages import Finding
-from minivllm.machine import Machine
+from minivllm.cli import doctor
+from minivllm.cli.doctor import checks, format_report, run_doctor
+from minivllm.cli.doctor_packages import Finding
+from minivllm.cli.machine import Machine
 
 
 def states(machine):
@@ -141,8 +141,8 @@ def test_the_exit_code_counts_what_is_required(monkeypatch, capsys, machine, cod
 @pytest.mark.long
 def test_the_real_machine_is_looked_at_in_a_fresh_python():
     """From the import to the report; nothing is fetched, whatever the cache says."""
-    code = "import sys; from minivllm.doctor import run_doctor; sys.exit(run_doctor())"
-    root = Path(doctor.__file__).parents[1]
+    code = "import sys; from minivllm.cli.doctor import run_doctor; sys.exit(run_doctor())"
+    root = Path(doctor.__file__).parents[2]
     env = os.environ | {"PYTHONPATH": str(root), "MINIVLLM_CACHE": str(root / "nowhere" / "cache")}
     ran = subprocess.run(
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120
@@ -156,8 +156,10 @@ def test_the_real_machine_is_looked_at_in_a_fresh_python():
 
 def test_the_doctor_itself_loads_nothing_heavy():
     """It must start where everything else does not."""
-    code = "import sys, minivllm.doctor; print(*{'torch', 'numpy', 'psutil'} & set(sys.modules))"
-    root = Path(doctor.__file__).parents[1]
+    code = (
+        "import sys, minivllm.cli.doctor; print(*{'torch', 'numpy', 'psutil'} & set(sys.modules))"
+    )
+    root = Path(doctor.__file__).parents[2]
     ran = subprocess.run(
         [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
     )

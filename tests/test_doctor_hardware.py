@@ -15,7 +15,7 @@ from machines import (
     without,
 )
 
-from minivllm.doctor_hardware import (
+from minivllm.cli.doctor_hardware import (
     check_backend,
     check_disk,
     check_gpu,

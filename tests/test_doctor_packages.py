@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from machines import GOOD, LAPTOP, ROOT, differs, with_version, without
 
-from minivllm.doctor_packages import (
+from minivllm.cli.doctor_packages import (
     COSTS,
     OPTIONAL,
     check_course,

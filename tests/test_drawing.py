@@ -17,8 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import sampling_calls
 from sampling_cases import NUM_DRAWS, assert_fits, logits_of
 
-from minivllm.drawing import draw, invert_cdf, weigh
-from minivllm.noise import hash_counter, to_uniform
+from minivllm.drawing import draw, hash_counter, invert_cdf, to_uniform, weigh
 
 INF = math.inf
 LN3 = math.log(3)

@@ -17,7 +17,7 @@ from tiny_checkpoint import END, STOP, make_checkpoint
 from minivllm import LLM, SamplingParams
 from minivllm.config import EngineConfig
 from minivllm.engine import build_engine
-from minivllm.naive import naive_generate
+from minivllm.measure.naive import naive_generate
 from minivllm.trace import Trace
 
 # A prompt whose answer ends with EOS in the middle, found by trying.

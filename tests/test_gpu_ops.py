@@ -20,7 +20,8 @@ if find_spec("triton") is None:
 sys.path.insert(0, str(Path(__file__).parent))
 from paged_batch import PagedBatch
 
-from minivllm import gpu_ops, ops
+from minivllm import ops
+from minivllm.gpu import ops as gpu_ops
 from minivllm.model import Ops
 from minivllm.model_runner import RunnerOps
 

@@ -18,8 +18,8 @@ import pytest
 from hub_server import COMMIT, hub
 from huggingface_hub import constants, errors
 
-from minivllm import hf_hub
-from minivllm.hf_hub import HubName, check_files, explain, fetch_repository, parse_name
+from minivllm.checkpoint import hf_hub
+from minivllm.checkpoint.hf_hub import HubName, check_files, explain, fetch_repository, parse_name
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -69,7 +69,7 @@ REPOS = {
 # its settings when it is imported.
 CODE = """
 import json, os, sys
-from minivllm.hf_hub import fetch_repository, parse_name
+from minivllm.checkpoint.hf_hub import fetch_repository, parse_name
 results = {}
 for name in sys.argv[1:]:
     try:
@@ -365,10 +365,11 @@ def test_files_of_other_programs_do_not_make_a_checkpoint():
 
 def test_nothing_heavy_is_imported():
     """Not even the library, until a name of the Hub is asked for."""
-    code = "import sys, minivllm.hf_hub; print(*{'torch', 'huggingface_hub'} & set(sys.modules))"
+    code = "import sys, minivllm.checkpoint.hf_hub;"
+    code += "print(*{'torch', 'huggingface_hub'} & set(sys.modules))"
     ran = subprocess.run(
         [sys.executable, "-c", code],
-        cwd=Path(hf_hub.__file__).parents[1],
+        cwd=Path(hf_hub.__file__).parents[2],
         capture_output=True,
         text=True,
         check=True,

@@ -9,7 +9,7 @@ import vocabularies
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minivllm.hf_tokenizer import HFTokenizer
+from minivllm.text.hf_tokenizer import HFTokenizer
 from minivllm.tokenizer import load_tokenizer
 
 KINDS = ("llama2", "mistral")

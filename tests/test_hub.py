@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from minivllm.hub import MARKER, builtin_dir, cache_dir, is_finished, resolve_model
-from minivllm.model_wheel import BuiltinModel, FetchError
+from minivllm.checkpoint.hub import MARKER, builtin_dir, cache_dir, is_finished, resolve_model
+from minivllm.checkpoint.model_wheel import BuiltinModel, FetchError
 
 CONTENT = b"the model's bytes"
 FILES = ("config.json", "model.safetensors", "tokenizer.json")
@@ -364,7 +364,7 @@ def test_a_finished_model_is_found_at_once_and_without_torch(tmp_path):
     code = """
 import sys, time
 from pathlib import Path
-from minivllm.hub import resolve_model
+from minivllm.checkpoint.hub import resolve_model
 from test_hub import tiny_model
 model = tiny_model(Path(sys.argv[1]))
 times = []

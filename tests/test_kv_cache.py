@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from minivllm.devices import kv_budget
+from minivllm.assembly.devices import kv_budget
 from minivllm.kv_cache import (
     CPU_MEMORY_CAP,
     activation_bytes,

@@ -9,7 +9,7 @@ from tiny_checkpoint import END, STOP, VOCAB_SIZE, make_checkpoint
 
 from minivllm import LLM, SamplingParams
 from minivllm.cuda_graphs import no_garbage_collection
-from minivllm.output_processor import derive_seed
+from minivllm.output.processor import derive_seed
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 

@@ -31,8 +31,8 @@ from minivllm.logits_processors import (
     rank_tokens,
     tokens_before,
 )
+from minivllm.rows import Biases, Penalties, SamplingRows
 from minivllm.sampler import sample
-from minivllm.sampling_settings import Biases, Penalties, SamplingRows
 
 INF = math.inf
 

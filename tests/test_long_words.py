@@ -4,9 +4,9 @@ import vocabularies
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minivllm.long_words import encode_long_word
+from minivllm.text.long_words import encode_long_word
+from minivllm.text.tokenizer_json import parse
 from minivllm.tokenizer import encode_word
-from minivllm.tokenizer_json import parse
 
 MERGES = parse(vocabularies.raw("gpt2")).merges
 

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from minivllm import machine
-from minivllm.machine import Requirement, look, parse_requirement
+from minivllm.cli import machine
+from minivllm.cli.machine import Requirement, look, parse_requirement
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_the_real_machine_is_seen():
     """Facts that hold wherever the tests run."""
     found = look(("numba",))
     assert found.python == sys.version_info[:3]
-    assert found.root == Path(machine.__file__).parents[1]
+    assert found.root == Path(machine.__file__).parents[2]
     assert found.versions["torch"] and found.torch.version
     assert 1 <= found.num_cores <= os.cpu_count()
     assert found.free_memory > 10**6

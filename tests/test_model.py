@@ -17,11 +17,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from minivllm import ops
-from minivllm.gpu_model import fuse
+from minivllm.checkpoint.weights import load_model, read_config
+from minivllm.cpu.packed import pack
+from minivllm.gpu.fused import fuse
 from minivllm.model import CausalLM, DecoderLayer
 from minivllm.model_config import ModelConfig
-from minivllm.packed import pack
-from minivllm.weights import load_model, read_config
 
 SIZES: dict[str, Any] = {
     "vocab_size": 96,
@@ -202,8 +202,9 @@ def test_logits_equal_transformers_however_the_tokens_are_fed(variant: str, tmp_
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_fast_forms_of_a_decoder_compute_the_same(variant: str, tmp_path: Path) -> None:
-    """`packed` and `gpu_model` repeat what a layer does: a new kind of layer must reach them, or
-    be left out by them. The weights lie on a grid of 16 values, so that layers are fused."""
+    """`cpu.packed` and `gpu.fused` repeat what a layer does: a new kind of layer must reach
+    them, or be left out by them. The weights lie on a grid of 16 values, so that layers are fused.
+    """
     family, changes = VARIANTS[variant]
     aligned = {"hidden_size": 96, "intermediate_size": 96, "head_dim": 16}
     oracle = make_oracle(family, aligned | changes)
@@ -577,7 +578,7 @@ def test_logits_are_those_that_transformers_computed(tmp_path: Path) -> None:
 @pytest.mark.model
 def test_smollm2_logits_equal_transformers() -> None:
     """The built-in model in float32, in one prefill and in chunks with decodes."""
-    from minivllm.hub import resolve_model
+    from minivllm.checkpoint.hub import resolve_model
 
     path = resolve_model("smollm2-135m")
     oracle = the_oracle().AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)

@@ -20,7 +20,7 @@ from stand_in import (
 from minivllm.logits_processors import process_logits, rank_tokens
 from minivllm.model_runner import Pending
 from minivllm.request import Chunk, Logprob, SamplingParams
-from minivllm.sampling_settings import TokenLogprobs
+from minivllm.rows import TokenLogprobs
 
 
 def run_chunks(parts, num_tokens=9):

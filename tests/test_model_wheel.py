@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 
-from minivllm.model_wheel import (
+from minivllm.checkpoint.model_wheel import (
     BuiltinModel,
     FetchError,
     extract_member,

@@ -4,7 +4,7 @@ import pytest
 from tiny_checkpoint import make_checkpoint
 
 from minivllm import LLM, SamplingParams
-from minivllm.naive import NaiveRun, naive_generate, time_naive
+from minivllm.measure.naive import NaiveRun, naive_generate, time_naive
 
 PROMPTS = [list(b"The sea"), list(b"Two and two are four, and 17 letters more"), [65]]
 

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from sampling_cases import assert_fits
 
 from minivllm import noise
-from minivllm.noise import gumbel_noise, hash_counter, mix_bits, to_uniform
+from minivllm.drawing import gumbel_noise, hash_counter, mix_bits, to_uniform
 
 ALL_ONES = -1  # all 64 bits set
 

@@ -9,14 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from minivllm import cpu_ops, ops
+from minivllm import ops
+from minivllm.cpu import ops as cpu_ops
 from minivllm.model import CausalLM
 from minivllm.model_config import ModelConfig
 
 pytest.importorskip("numba", reason="packing needs the kernels")
 
-from minivllm import packed
-from minivllm.packed import GROUP, Bfloat16Linear, Grid, PackedLinear
+from minivllm.cpu import packed
+from minivllm.cpu.packed import GROUP, Bfloat16Linear, Grid, PackedLinear
 
 
 def on_grid(num_rows: int, num_groups: int, bits: int, seed: int = 0) -> Tensor:

@@ -20,7 +20,7 @@ if find_spec("triton") is None:
 sys.path.insert(0, str(Path(__file__).parent))
 from paged_batch import PagedBatch, exact_attention, far_memory
 
-from minivllm.prefill_attention import prefill_attention
+from minivllm.gpu.prefill_attention import prefill_attention
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course.ranks import on_ranks
-from minivllm.process_group import MESSAGE_BYTES, GroupError, ProcessGroup
+from course.props.ranks import on_ranks
+from minivllm.distributed.process_group import MESSAGE_BYTES, GroupError, ProcessGroup
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -3,7 +3,7 @@
 import pytest
 from tiny_checkpoint import END, START, make_checkpoint
 
-from minivllm.prompts import (
+from minivllm.output.prompts import (
     encode_chat,
     encode_prompt,
     is_conversation,

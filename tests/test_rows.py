@@ -11,8 +11,7 @@ from device_watch import operations_of
 from row_makers import make_plan, make_request, write
 
 from minivllm.request import SamplingParams
-from minivllm.rows import Rows, to_device
-from minivllm.sampling_settings import bias_entries, has_filters, has_penalties
+from minivllm.rows import Rows, bias_entries, has_filters, has_penalties, to_device
 
 CPU = torch.device("cpu")
 

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from minivllm import noise, sampler
-from minivllm.sampling_kernels import TILE, gumbel, gumbel_sample, hash_counter
+from minivllm.gpu.sampling_kernels import TILE, gumbel, gumbel_sample, hash_counter
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 INF = float("inf")

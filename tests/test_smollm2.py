@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from minivllm import LLM, SamplingParams
-from minivllm.hub import resolve_model
+from minivllm.checkpoint.hub import resolve_model
 
 pytestmark = pytest.mark.model
 

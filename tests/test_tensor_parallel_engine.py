@@ -12,9 +12,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from tiny_checkpoint import VOCAB_SIZE, make_checkpoint
 
-from course.ranks import ThreadTeam
+from course.props.ranks import ThreadTeam
 from minivllm import LLM, SamplingParams
-from minivllm.process_group import GroupError
+from minivllm.distributed.process_group import GroupError
 
 pytestmark = pytest.mark.long
 
@@ -24,7 +24,7 @@ PROMPTS = [[1, 2, 3], [5] * 30, list(range(40, 60))]
 
 @pytest.fixture(autouse=True)
 def _threads(monkeypatch):
-    monkeypatch.setattr("minivllm.workers.Team", ThreadTeam)
+    monkeypatch.setattr("minivllm.distributed.workers.Team", ThreadTeam)
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +156,9 @@ def test_after_a_step_that_broke_off_the_engine_is_at_its_end(checkpoint):
 def test_ranks_agree_on_the_number_of_blocks(checkpoint, monkeypatch):
     """The one with the least memory says how many."""
     counts = iter([50, 20, 30])
-    monkeypatch.setattr("minivllm.kv_sizing.num_blocks_that_fit", lambda *arguments: next(counts))
+    monkeypatch.setattr(
+        "minivllm.assembly.sizing.num_blocks_that_fit", lambda *arguments: next(counts)
+    )
     path = checkpoint(num_attention_heads=3, num_key_value_heads=3, hidden_size=48)
     settings = {"attention_backend": "torch", "progress": False}
     with LLM(str(path), tensor_parallel_size=3, **settings) as llm:
@@ -166,10 +168,10 @@ def test_ranks_agree_on_the_number_of_blocks(checkpoint, monkeypatch):
 
 def test_what_the_machine_cannot_do_is_refused_before_anything_starts(checkpoint, monkeypatch):
     """Too few GPUs; a recorder that would not see the sums. The remedy is in the message."""
-    monkeypatch.setattr("minivllm.workers.Team", None)  # whoever starts one fails
+    monkeypatch.setattr("minivllm.distributed.workers.Team", None)  # whoever starts one fails
     with pytest.raises(ValueError, match="enforce_eager=False: on a CPU the sums .* leave"):
         answers(checkpoint(), 2, device="cpu", enforce_eager=False)
-    monkeypatch.setattr("minivllm.workers.choose_device", torch.device)
+    monkeypatch.setattr("minivllm.distributed.workers.choose_device", torch.device)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(ValueError, match="size=4 needs 4 GPUs on this machine, .* sees 2; lower"):
         answers(checkpoint(), 4, device="cuda")

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
+from minivllm.output.text_stream import TextStream, find_stop, num_held_back
 from minivllm.request import SamplingParams
-from minivllm.text_stream import TextStream, find_stop, num_held_back
 
 
 class Letters:

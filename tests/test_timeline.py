@@ -2,7 +2,7 @@
 
 import pytest
 
-from minivllm.timeline import (
+from minivllm.pictures.timeline import (
     Span,
     alt_text,
     block_owners,

@@ -9,6 +9,7 @@ import random
 
 import pytest
 
+from minivllm.text.tokenizer_json import AddedToken, BytePairFile
 from minivllm.tokenizer import (
     Detokenizer,
     Tokenizer,
@@ -23,7 +24,6 @@ from minivllm.tokenizer import (
     token_pattern,
     unfinished_bytes,
 )
-from minivllm.tokenizer_json import AddedToken, BytePairFile
 
 MERGES = {("l", "o"): 0, ("lo", "w"): 1, ("e", "r"): 2}
 LO, LOW, ER, END, THINK = 256, 257, 258, 259, 260  # ids of `small`; those below are the bytes

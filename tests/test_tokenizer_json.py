@@ -6,8 +6,8 @@ import pytest
 import vocabularies
 from tokenizers import Tokenizer as Library
 
+from minivllm.text.tokenizer_json import parse, read_eos_token_ids, read_tokenizer_json
 from minivllm.tokenizer import Tokenizer
-from minivllm.tokenizer_json import parse, read_eos_token_ids, read_tokenizer_json
 
 
 def test_both_spellings_of_merges_are_read():

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minivllm import tokenizer as module
-from minivllm.chat_template import ChatTemplate
+from minivllm.text.chat_template import ChatTemplate
+from minivllm.text.tokenizer_json import parse
 from minivllm.tokenizer import Detokenizer, Tokenizer, load_tokenizer, to_alphabet
-from minivllm.tokenizer_json import parse
 
 TEXTS = [
     "",
@@ -300,7 +300,7 @@ SMOLLM2_IDS = {
 
 @functools.cache
 def smollm2():
-    from minivllm.hub import resolve_model
+    from minivllm.checkpoint.hub import resolve_model
 
     return resolve_model("smollm2-135m")
 

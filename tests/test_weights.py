@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from minivllm.weights import load_model, read_config
+from minivllm.checkpoint.weights import load_model, read_config
 
 # 2 query heads and 1 key head of size 2, MLP 3, one layer, 5 tokens: every size differs.
 CONFIG: dict[str, Any] = {

@@ -15,7 +15,7 @@ from tiny_checkpoint import make_checkpoint
 
 from course import forks
 from minivllm import LLM, SamplingParams
-from minivllm.process_group import GroupError
+from minivllm.distributed.process_group import GroupError
 
 pytestmark = pytest.mark.long
 

@@ -20,8 +20,8 @@ from course.figures.common import (
     timeline,
     write,
 )
-from minivllm.figures import PALETTE, halo, shade
-from minivllm.timeline import block_owners, count, num_blocks_in_use, request_rows
+from minivllm.pictures.figures import PALETTE, halo, shade
+from minivllm.pictures.timeline import block_owners, count, num_blocks_in_use, request_rows
 from minivllm.trace import Trace
 
 __all__ = [

@@ -1,9 +1,9 @@
 """What the pictures of all lessons share: how they look, how they are described, the map.
 
 A function that draws returns a `Picture`, which a notebook shows and stores together with its
-text for those who cannot see it. Colours and sizes are those of `minivllm.figures`; every state
-has a label, a hatch or a height beside its colour. Each chapter's own pictures lie beside this
-file; none of them computes: the cell above does that, with the learner's code.
+text for those who cannot see it. Colours and sizes are those of `minivllm.pictures.figures`;
+every state has a label, a hatch or a height beside its colour. Each chapter's own pictures lie
+beside this file; none of them computes: the cell above does that, with the learner's code.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from course.figures.live import is_live, show_with_slider
-from minivllm.figures import DPI, PALETTE, WIDTH, block_grid, request_timeline
-from minivllm.timeline import count, fullest_step, request_rows
+from minivllm.pictures.figures import DPI, PALETTE, WIDTH, block_grid, request_timeline
+from minivllm.pictures.timeline import count, fullest_step, request_rows
 from minivllm.trace import Trace
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from course.figures.common import (
 )
 from course.figures.ladder import find, ladder, provenance, recorded, timelines
 from minivllm.cuda_graphs import Call, tensors_in
-from minivllm.figures import PALETTE
+from minivllm.pictures.figures import PALETTE
 
 __all__ = [
     "buckets",

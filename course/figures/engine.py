@@ -21,9 +21,9 @@ from course.figures.common import (
     write,
 )
 from course.figures.ladder import find, ladder, provenance, recorded
-from course.toy_device import Work
-from minivllm.figures import PALETTE, halo
-from minivllm.timeline import count, num_blocks_in_use
+from course.props.toy_device import Work
+from minivllm.pictures.figures import PALETTE, halo
+from minivllm.pictures.timeline import count, num_blocks_in_use
 from minivllm.trace import Trace
 
 __all__ = [

@@ -18,11 +18,11 @@ from course.figures.common import (
     this_machine,
     write,
 )
-from minivllm.figures import halo, shade
-from minivllm.timeline import count
+from minivllm.pictures.figures import halo, shade
+from minivllm.pictures.timeline import count
 
 if TYPE_CHECKING:
-    from course.memory_watch import Access
+    from course.props.memory_watch import Access
 
 __all__ = [
     "cache_map",

@@ -10,7 +10,7 @@ from typing import Any
 
 from course.figures.common import INK, Picture, fill, key, label, legend, new_axes, picture
 from minivllm.bench_results import load_results, speed
-from minivllm.figures import PALETTE
+from minivllm.pictures.figures import PALETTE
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 Result = Mapping[str, Any]

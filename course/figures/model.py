@@ -20,8 +20,8 @@ from course.figures.common import (
     this_machine,
     write,
 )
-from minivllm.figures import PALETTE, halo
-from minivllm.timeline import count
+from minivllm.pictures.figures import PALETTE, halo
+from minivllm.pictures.timeline import count
 
 __all__ = [
     "attention_maps",

@@ -20,8 +20,8 @@ from course.figures.common import (
     timeline,
     write,
 )
-from minivllm.figures import PALETTE, halo
-from minivllm.timeline import count
+from minivllm.pictures.figures import PALETTE, halo
+from minivllm.pictures.timeline import count
 from minivllm.trace import Trace
 
 __all__ = [

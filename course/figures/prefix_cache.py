@@ -20,9 +20,9 @@ from course.figures.common import (
     timeline,
     write,
 )
-from minivllm.figures import PALETTE, halo
+from minivllm.pictures.figures import PALETTE, halo
+from minivllm.pictures.timeline import count
 from minivllm.prefix_cache import CachedBlock
-from minivllm.timeline import count
 
 __all__ = [
     "chains",

@@ -18,8 +18,8 @@ from course.figures.common import (
     this_machine,
     write,
 )
-from minivllm.figures import halo
-from minivllm.timeline import count
+from minivllm.pictures.figures import halo
+from minivllm.pictures.timeline import count
 
 __all__ = [
     "cdf",

@@ -18,9 +18,9 @@ from course.figures.common import (
     this_machine,
     write,
 )
-from minivllm.figures import PALETTE, halo, request_timeline, shade
+from minivllm.pictures.figures import PALETTE, halo, request_timeline, shade
+from minivllm.pictures.timeline import count, request_rows
 from minivllm.request import Chunk
-from minivllm.timeline import count, request_rows
 from minivllm.trace import StepTrace, Trace
 
 __all__ = [

@@ -20,8 +20,8 @@ from course.figures.common import (
     write,
 )
 from course.figures.several_gpus import gains, recorded
-from minivllm.figures import PALETTE
-from minivllm.timeline import count
+from minivllm.pictures.figures import PALETTE
+from minivllm.pictures.timeline import count
 
 __all__ = [
     "costs",

@@ -20,8 +20,8 @@ from course.figures.common import (
     this_machine,
     write,
 )
-from minivllm.figures import PALETTE
-from minivllm.timeline import count
+from minivllm.pictures.figures import PALETTE
+from minivllm.pictures.timeline import count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -18,8 +18,8 @@ from course.figures.common import (
     this_machine,
     timeline,
 )
-from minivllm.figures import PALETTE
-from minivllm.timeline import count
+from minivllm.pictures.figures import PALETTE
+from minivllm.pictures.timeline import count
 from minivllm.trace import Trace
 
 __all__ = ["grid", "speeds", "this_machine", "timeline", "waits", "work"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from minivllm.hub import resolve_model
+from minivllm.checkpoint.hub import resolve_model
 from minivllm.tokenizer import load_tokenizer
 
 QUESTIONS = (

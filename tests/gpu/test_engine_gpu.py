@@ -18,7 +18,9 @@ if not torch.cuda.is_available():
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tiny_checkpoint import VOCAB_SIZE, make_checkpoint
 
-from minivllm import LLM, SamplingParams, backends, chunk_graphs, cuda_graphs, parts
+from minivllm import LLM, SamplingParams, cuda_graphs
+from minivllm.assembly import backends, parts
+from minivllm.gpu import chunk_graphs
 
 pytestmark = [
     pytest.mark.gpu,

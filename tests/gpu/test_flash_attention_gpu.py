@@ -18,8 +18,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from paged_batch import PagedBatch
 from tiny_checkpoint import make_checkpoint
 
-from minivllm import LLM, SamplingParams, flash_attention
-from minivllm.flash_attention import PAGE
+from minivllm import LLM, SamplingParams
+from minivllm.gpu import flash_attention
+from minivllm.gpu.flash_attention import PAGE
 
 pytestmark = [
     pytest.mark.gpu,

@@ -23,11 +23,12 @@ import triton
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from paged_batch import PagedBatch
 
-from minivllm import gpu_ops, kernels, noise, ops, sampler
+from minivllm import kernels, noise, ops, sampler
 from minivllm.decode_attention import decode_attention, num_items
+from minivllm.gpu import ops as gpu_ops
+from minivllm.gpu.prefill_attention import prefill_attention
+from minivllm.gpu.sampling_kernels import gumbel_sample
 from minivllm.model_config import RopeConfig
-from minivllm.prefill_attention import prefill_attention
-from minivllm.sampling_kernels import gumbel_sample
 
 pytestmark = [
     pytest.mark.gpu,

@@ -19,7 +19,7 @@ from tiny_checkpoint import make_checkpoint
 
 from minivllm import LLM, SamplingParams
 from minivllm.cuda_graphs import StepGraphs
-from minivllm.process_group import ProcessGroup
+from minivllm.distributed.process_group import ProcessGroup
 
 pytestmark = [
     pytest.mark.gpu,
@@ -51,7 +51,7 @@ def _one_rank(monkeypatch):
     def assemble(config, path):
         return ProcessGroup(dist.HashStore(), 0, 1, local=True)
 
-    monkeypatch.setattr("minivllm.parts.assemble", assemble)
+    monkeypatch.setattr("minivllm.assembly.parts.assemble", assemble)
 
 
 @pytest.mark.usefixtures("_one_rank")

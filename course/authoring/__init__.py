@@ -1,0 +1,1 @@
+"""What only authors of the course run: builds, gates, scaffolds."""

@@ -1,0 +1,1 @@
+"""How an engine's parts are chosen and put together, on one rank or several."""

@@ -1,0 +1,94 @@
+"""Whose kernels an engine runs on: the settings' `attention_backend` and what it stands for.
+
+    name         device   operations   the model is     sampler
+    torch        any      ops          left as it is    sampler.sample
+    cpu          CPU      cpu_ops      packed.pack      sampler.sample
+    triton       GPU      gpu_ops      gpu_model.fuse   sampler.sample_gumbel with a kernel
+    flash_attn   GPU      the same, but the attention of flash-attn
+
+Given (no notebook builds it).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+
+from minivllm import ops, sampler
+from minivllm.cpu import ops as cpu_ops
+from minivllm.cpu.packed import pack
+from minivllm.gpu.flash_attention import attention, why_not
+from minivllm.gpu.fused import fuse
+from minivllm.model import CausalLM
+from minivllm.model_runner import Sample
+
+
+class Backend(NamedTuple):
+    """What an engine takes from its backend."""
+
+    ops: Any  # see `model.Ops` and `model_runner.RunnerOps`
+    sample: Sample
+    prepare: Callable[[CausalLM], CausalLM]  # changes a loaded model in place, and returns it
+    # Whether a CUDA graph can hold the attention over prompts: torch's asks for their lengths.
+    captures_prompts: bool = False
+
+
+def choose_backend(
+    name: str, device: torch.device, block_size: int, head_dim: int, dtype: torch.dtype
+) -> str:
+    """The backend called `name`; "auto" is the fastest one that is there and suits the settings.
+
+    Raises ValueError, with the remedy, for one that does not.
+    """
+    if name == "auto":
+        return _best(device, block_size, head_dim, dtype)
+    problem = _problem(name, device, block_size, head_dim, dtype)
+    if problem is not None:
+        raise ValueError(f"attention_backend={name!r} cannot be used: {problem}; take 'auto'")
+    return name
+
+
+def _best(device: torch.device, block_size: int, head_dim: int, dtype: torch.dtype) -> str:
+    order = ("flash_attn", "triton", "torch") if device.type == "cuda" else ("cpu", "torch")
+    rest = (device, block_size, head_dim, dtype)
+    return next(name for name in order if _problem(name, *rest) is None)
+
+
+def _problem(
+    name: str, device: torch.device, block_size: int, head_dim: int, dtype: torch.dtype
+) -> str | None:
+    """Why the backend cannot be used here, or None."""
+    if name == "torch":
+        return None
+    if name == "cpu":
+        return None if device.type == "cpu" else f"it runs on a CPU, and the device is {device}"
+    interpreted = name == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
+    if device.type != "cuda" and not interpreted:
+        return f"it runs on an NVIDIA GPU, and the device is {device}"
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed (pip install triton; Linux only)"
+    return why_not(block_size, head_dim, dtype) if name == "flash_attn" else None
+
+
+def load_backend(name: str) -> Backend:
+    """The operations and the sampler of a backend that `choose_backend` has allowed."""
+    if name == "torch":
+        return Backend(ops, sampler.sample, lambda model: model)
+    if name == "cpu":
+        return Backend(cpu_ops, sampler.sample, pack)
+    # Imported here alone: Triton is not everywhere.
+    from minivllm.gpu import ops as gpu_ops
+    from minivllm.gpu.sampling_kernels import gumbel_sample
+
+    step_ops: Any = gpu_ops
+    if name == "flash_attn":
+        step_ops = SimpleNamespace(**{n: getattr(gpu_ops, n) for n in gpu_ops.__all__})
+        step_ops.attention = attention
+    sample = partial(sampler.sample_gumbel, gumbel=gumbel_sample)
+    return Backend(step_ops, sample, fuse, captures_prompts=True)

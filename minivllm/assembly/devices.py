@@ -1,0 +1,73 @@
+"""What this machine has, and what of it the engine takes: device, dtype, memory.
+
+Leaves out how much of the memory goes where (`assembly.sizing`). Given (no notebook builds it).
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import psutil
+import torch
+
+from minivllm.kv_cache import CPU_MEMORY_CAP, CPU_MEMORY_SHARE, GPU_MEMORY_SHARE
+
+
+def choose_device(name: str) -> torch.device:
+    """The device called `name`; "auto" is a GPU where there is one. Raises ValueError for one
+    that does not exist."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"device={name!r} is no device; try 'auto', 'cpu' or 'cuda'") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise ValueError(f"device={name!r}: PyTorch sees {count} GPUs here; try device='auto'")
+    return device
+
+
+def choose_dtype(name: str, declared: str, device: torch.device) -> torch.dtype:
+    """The type to compute in. "auto" is what the checkpoint declares, where the device is fast
+    at it; else float32 on a CPU, float16 on a GPU (with a warning)."""
+    wanted = declared if name == "auto" else name
+    if device.type == "cuda":
+        if wanted == "bfloat16" and not torch.cuda.is_bf16_supported(including_emulation=False):
+            warnings.warn("this GPU has no bfloat16; computing in float16", stacklevel=2)
+            wanted = "float16"
+        elif name == "auto" and wanted == "float32":
+            wanted = "float16"
+    elif name == "auto" and not (wanted == "bfloat16" and cpu_has_bfloat16()):
+        wanted = "float32"
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[wanted]
+
+
+def cpu_has_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16 matrices in hardware (AVX-512 BF16 or AMX)."""
+    # Not every PyTorch that we support has these probes; without them, no is the safe answer.
+    probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(getattr(torch.cpu, probe, bool)() for probe in probes)
+
+
+LARGE_GPU = 64 * 2**30  # bytes of memory; such a GPU is fast as well
+
+
+def step_tokens(device: torch.device) -> int:
+    """Tokens of a step, at most, if nobody says: about as long as a running answer may have to
+    wait for somebody else's prompt. More of them keep a fast GPU busy while the host launches.
+    """
+    if device.type != "cuda":
+        return 512
+    return 16384 if torch.cuda.get_device_properties(device).total_memory >= LARGE_GPU else 8192
+
+
+def kv_budget(share: float | None, device: torch.device) -> int:
+    """Bytes that the KV cache and a step's activations may take, weights being loaded."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return int(free - (1 - (share or GPU_MEMORY_SHARE)) * total)
+    available = psutil.virtual_memory().available
+    if share is None:
+        return min(int(available * CPU_MEMORY_SHARE), CPU_MEMORY_CAP)
+    return int(available * share)

@@ -1,0 +1,86 @@
+"""A worker: one rank of an engine in a process of its own, that does what the leader says.
+
+`workers.Team` starts it as `python -m minivllm.assembly.worker`; under `torchrun` the command line
+of every rank but the first comes here. Given (no notebook builds it).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from typing import TextIO
+
+import torch
+import torch.distributed as dist
+
+from minivllm.assembly.parts import build_rank_runner, load_rank
+from minivllm.checkpoint.hub import resolve_model
+from minivllm.config import EngineConfig
+from minivllm.distributed.process_group import GroupError, ProcessGroup
+from minivllm.distributed.workers import torchrun_group
+from minivllm.leader import Follower
+
+
+def main(arguments: list[str]) -> int:
+    """Be one rank of a `workers.Team`: STORE RANK SIZE. Returns the exit code."""
+    store_path, rank, size = arguments
+    last_words = take_stdout()
+    # Ctrl-C is for the leader, which tells its workers what to do.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_leader()
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    try:
+        store = dist.FileStore(store_path, int(size))
+        store.set(f"worker {rank}", "here")
+        work(ProcessGroup(store, int(rank), int(size), local=True))
+    except Exception as error:
+        if not isinstance(error, GroupError):  # that one is not the cause, but somebody else
+            traceback.print_exc()
+        print(f"{type(error).__name__}: {error}", file=last_words, flush=True)
+        return 1
+    return 0
+
+
+def work_under_torchrun() -> int:
+    """Be the rank that the environment says; returns the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    work(torchrun_group(int(os.environ["WORLD_SIZE"])))
+    return 0
+
+
+def work(group: ProcessGroup) -> None:
+    """Hear the settings, load this rank's shard, and compute until the leader says it is over."""
+    config = EngineConfig(**json.loads(group.receive()))
+    path = resolve_model(config.model_path or config.model)
+    Follower(build_rank_runner(load_rank(config, path, group, progress=False))).follow(
+        group.receive
+    )
+    group.close()
+
+
+def take_stdout() -> TextIO:
+    """What this process has to say at its end; everything else it prints goes to standard error."""
+    last_words = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return last_words
+
+
+def end_with_leader() -> None:
+    """End at once when the leader closes its end of standard input, even in the middle of a sum."""
+
+    def wait() -> None:
+        sys.stdin.read()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+if __name__ == "__main__":
+    # At once: connections to ranks that are gone would be waited for.
+    code = main(sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,231 @@
+"""Fill a model from a checkpoint directory: `config.json` and safetensors, one tensor at a time.
+
+Leaves out downloading (`hub`) and every format that can run code: a pickle is never opened.
+Given (no notebook builds it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from minivllm import ops as torch_ops
+from minivllm.model import CausalLM, Ops
+from minivllm.model_config import ModelConfig
+from minivllm.text.tokenizer_json import read_json
+
+# What a clone made without Git LFS has in the place of a large file.
+LFS_POINTER = b"version https://git-lfs"
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+class StoredTensor:
+    """A tensor in a file, of which only what is indexed is read: `stored[:]` is all of it."""
+
+    def __init__(self, file: Any, name: str) -> None:
+        self._slice = file.get_slice(name)
+        self.shape: tuple[int, ...] = tuple(self._slice.get_shape())
+
+    def __getitem__(self, index: Any) -> Tensor:
+        tensor: Tensor = self._slice[index]
+        return tensor
+
+
+# Name and value in the checkpoint -> what of it this model holds.
+Take = Callable[[str, StoredTensor], Tensor]
+
+
+def take_all(name: str, stored: StoredTensor) -> Tensor:
+    """The whole tensor."""
+    return stored[:]
+
+
+def read_config(path: str | Path) -> ModelConfig:
+    """What `config.json` in the directory `path` says of the model.
+
+    Raises ValueError if `config.json` is missing or no JSON object, or for a model that is not
+    supported.
+    """
+    return ModelConfig.from_dict(_read_json(Path(path) / "config.json"))
+
+
+def load_model(
+    path: str | Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    max_len: int,
+    *,
+    ops: Ops = torch_ops,
+    take: Take = take_all,
+    progress: bool = True,
+) -> CausalLM:
+    """A `CausalLM` of `dtype` on `device`, filled from the safetensors in the directory `path`.
+
+    `max_len` is the number of positions it can run, `ops` does its arithmetic, `take` reads what
+    it needs of each tensor, `progress` draws a bar on stderr. Beside the model, memory holds
+    about one tensor of the checkpoint at a time.
+    Raises ValueError, naming the tensors, if the checkpoint lacks one, has one too many, or
+    has one of another shape than `config` says.
+    """
+    model = CausalLM(config, max_len, ops=ops, dtype=dtype, device=device)
+    load_weights(model, path, config, take=take, progress=progress)
+    return model
+
+
+def load_weights(
+    model: nn.Module,
+    path: str | Path,
+    config: ModelConfig,
+    *,
+    take: Take = take_all,
+    progress: bool = True,
+) -> None:
+    """Copy every tensor of the checkpoint into its place in `model`; arguments and errors are those
+    of `load_model`."""
+    open_places = places(model, config)
+    filled, unexpected = set(), []
+    with tqdm(total=len(open_places), desc="weights", unit="", disable=not progress) as bar:
+        for name, stored in read_tensors(checkpoint_files(path)):
+            if name in open_places:
+                _copy(name, take(name, stored), open_places.pop(name))
+                filled.add(name)
+                bar.update()
+            elif name in filled:
+                raise ValueError(f"{path} has {name} twice, in two files; which one is right?")
+            elif not is_ignored(name, config):
+                unexpected.append(name)
+    if unexpected:
+        raise ValueError(
+            f"{path} has tensors that the model of its config.json has no place for:"
+            f" {_listed(unexpected)}"
+        )
+    _refuse_missing(list(open_places), path)
+
+
+def places(model: nn.Module, config: ModelConfig) -> dict[str, Tensor]:
+    """Where each tensor of a checkpoint goes, by its name there: views of the parameters.
+
+    Names are the checkpoint's own, but for the products that the model does in one go, whose
+    rows lie one after the other. Example with 9 query and 3 key heads of 64:
+    "model.layers.3.self_attn.k_proj.weight" -> rows 576-767 of
+    "model.layers.3.self_attn.qkv_proj.weight".
+    """
+    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    merged = {
+        "qkv_proj": {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size},
+        "gate_up_proj": dict.fromkeys(("gate_proj", "up_proj"), config.intermediate_size),
+    }
+    found = {}
+    for name, parameter in model.named_parameters():
+        module, kind = name.split(".")[-2:]  # "qkv_proj", "weight"
+        parts = merged.get(module, {module: len(parameter)})
+        for part, rows in zip(parts, parameter.data.split(list(parts.values())), strict=True):
+            found[name.replace(f"{module}.{kind}", f"{part}.{kind}")] = rows
+    return found
+
+
+def is_ignored(name: str, config: ModelConfig) -> bool:
+    """Whether a checkpoint may hold the tensor `name` although the model has no use for it.
+
+    Old Llama checkpoints hold the RoPE frequencies, which the model computes; some hold
+    `lm_head.weight` although it is tied to the embedding.
+    """
+    tied_head = config.tie_word_embeddings and name == "lm_head.weight"
+    return tied_head or name.endswith("rotary_emb.inv_freq")
+
+
+def checkpoint_files(path: str | Path) -> list[Path]:
+    """The safetensors files of the checkpoint in the directory `path`: one, or all its shards.
+
+    Raises ValueError if there are none, or if one that the index lists is missing.
+    """
+    folder = Path(path)
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.exists():
+        return [single]
+    if not index.exists():
+        raise ValueError(
+            f"{folder} has no model.safetensors and no model.safetensors.index.json; other"
+            " formats are not read: save the model again with safe_serialization=True"
+        )
+    files = [folder / name for name in _shard_names(index)]
+    missing = [file.name for file in files if not file.exists()]
+    if missing:
+        raise ValueError(f"{folder} lacks {_listed(missing)}, which {index.name} names")
+    return files
+
+
+def _shard_names(index: Path) -> list[str]:
+    shards = _read_json(index).get("weight_map")
+    names = set(shards.values()) if isinstance(shards, dict) else set()
+    # A name with a folder in it could point anywhere on the disk.
+    if not names or any(not isinstance(n, str) or Path(n).name != n for n in names):
+        raise ValueError(f"{index} has no weight_map of tensors to file names; download it again")
+    return sorted(names)
+
+
+def read_tensors(files: list[Path]) -> Iterator[tuple[str, StoredTensor]]:
+    """Name and value of every tensor in `files`; a value is read when it is indexed.
+
+    Raises ValueError for a file that is damaged or cut short.
+    """
+    for file in files:
+        with _open(file) as tensors:
+            for name in tensors.keys():  # noqa: SIM118 (a file handle, no dict)
+                yield name, StoredTensor(tensors, name)
+
+
+def _open(file: Path) -> Any:
+    try:
+        return safe_open(file, framework="pt")
+    except SafetensorError as error:
+        with file.open("rb") as start:
+            if start.read(len(LFS_POINTER)) == LFS_POINTER:
+                raise ValueError(
+                    f"{file} is a Git LFS pointer, not the weights: run `git lfs pull` in"
+                    f" {file.parent}"
+                ) from error
+        raise ValueError(f"{file} is damaged ({error}); download it again") from error
+
+
+def _copy(name: str, tensor: Tensor, place: Tensor) -> None:
+    if tensor.shape != place.shape:
+        raise ValueError(
+            f"{name} has the shape {list(tensor.shape)}, but config.json asks for"
+            f" {list(place.shape)}: the two are not of the same model"
+        )
+    if tensor.dtype not in FLOATS:
+        # Float8 too: without its scales it is as little a weight as an integer.
+        raise ValueError(
+            f"{name} is {tensor.dtype}: quantized weights are not supported; take the unquantized"
+            " checkpoint"
+        )
+    place.copy_(tensor)  # converts the dtype and crosses to the device
+
+
+def _refuse_missing(names: list[str], path: str | Path) -> None:
+    if names == ["lm_head.weight"]:
+        raise ValueError(
+            f"{path} has no lm_head.weight, and tie_word_embeddings is false in its config.json;"
+            " if the embedding is the output layer too, set tie_word_embeddings to true there"
+        )
+    if names:
+        raise ValueError(f"{path} lacks tensors of its model: {_listed(names)}")
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.exists():
+        raise ValueError(f"{file.parent} has no {file.name}; is it a checkpoint directory?")
+    return read_json(file)
+
+
+def _listed(names: list[str], limit: int = 6) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more

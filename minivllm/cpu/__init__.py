@@ -1,0 +1,1 @@
+"""The CPU's room: operations, packed products and kernels."""

@@ -1,0 +1,1 @@
+"""Workloads, and the naive loop that every engine is compared with."""

@@ -1,0 +1,1 @@
+"""From prompts to requests, and from token ids to answers."""

@@ -1,0 +1,1 @@
+"""Text and its files: tokenizers of other kinds, chat templates, recommended settings."""
