@@ -302,7 +302,6 @@ def test_control_plane_never_imports_torch(module):
 
 def test_control_plane_loads_no_torch():
     """... and in what they load."""
-    names = CONTROL_PLANE
     loaded = loaded_after(
         "import minivllm, " + ", ".join(f"minivllm.{name}" for name in CONTROL_PLANE)
     )
