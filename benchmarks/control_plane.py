@@ -107,6 +107,7 @@ def add(outputs: OutputProcessor, number: int, num_tokens: int, streamed: bool) 
 def step(engine: Engine, outputs: OutputProcessor) -> None:
     """What `LLM` does in each step."""
     outputs.process(engine.step())
+    outputs.take_outputs()
 
 
 def time_case(case: Case, num_rounds: int = 9) -> list[float]:

@@ -130,7 +130,7 @@ class Leader:
                 self.group.send(self.directory.describe(chunks, plan.is_plain).encode())
                 pending = self.runner.step(plan)
         if pending.copied is not None:
-            pending.copied = Watched(pending.copied, self.group.check)  # type: ignore[assignment]
+            pending.copied = WatchedEvent(pending.copied, self.group.check)
         return pending
 
     def release(self, request: Request) -> None:
@@ -139,19 +139,20 @@ class Leader:
         self.directory.release(request)
 
     def close(self) -> None:
-        """Send the workers home. No step may follow."""
+        """Release the graphs, then end the workers. No step may follow."""
+        self.runner.close()
         self.group.close()
 
 
 @dataclass
-class Watched:
-    """An event of the GPU that does not come if a worker is gone."""
+class WatchedEvent:
+    """An event of the GPU that may never complete if a worker dies."""
 
-    event: torch.cuda.Event
+    event: Any  # as `torch.cuda.Event`
     check: Callable[[], None]  # raises if a worker is gone
 
     def synchronize(self) -> None:
-        """Wait for it, and look after the workers meanwhile."""
+        """Wait for the event, and check the workers meanwhile."""
         while not self.event.query():
             self.check()
 

@@ -1,8 +1,8 @@
-"""The user's side of the engine: text in, text out. Given (no notebook builds it).
+"""The user's side of the engine: text in, text out. Not built in the course.
 
-Names and results follow vLLM's, so that a script can swap the import. Leaves out how a step
-is done (`engine`), what a prompt may be (`prompts`) and how answers become text
-(`output.processor`).
+Names and results follow vLLM's, so that a script can swap the import. Does not handle how a step
+is done (see `engine`), what a prompt may be (see `output.prompts`) or how answers become text
+(see `output.processor`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -28,10 +28,8 @@ from minivllm.output.prompts import (
     is_conversation,
     is_one_prompt,
 )
-from minivllm.request import RequestOutput, SamplingParams
+from minivllm.request import Request, RequestOutput, SamplingParams
 from minivllm.trace import Trace
-
-SHOWN_EVERY = 1.0  # seconds between two states of the bar, at most
 
 
 class LLM:
@@ -59,10 +57,11 @@ class LLM:
         """
         config = EngineConfig(model=model, **settings)
         engine = build_engine(config, trace=trace, progress=progress)
-        # None after `close`.
+        requests = OutputProcessor(engine)
+        engine.observe = requests.process
+        # Both are None after `close`.
         self._engine: Engine | None = engine
-        self._requests: OutputProcessor | None = OutputProcessor(engine)
-        self._unclaimed: list[RequestOutput] = []
+        self._requests: OutputProcessor | None = requests
         self._numbers = itertools.count()
 
     # -- what it is made of ---------------------------------------------------------------
@@ -168,38 +167,32 @@ class LLM:
                         raise
                     warnings.warn(f"{request_id} is refused: {error}", stacklevel=3)
                     refused[request_id] = refusal(request_id, prompt, error)
-            answers = self._run_until_done(set(ids) - set(refused), len(ids), use_tqdm)
+            answers = refused | self._run_until_done(set(ids) - set(refused), len(ids), use_tqdm)
         except BaseException:
             # Ctrl-C, or a bug: what was begun here must not run on in the next call.
             for request_id in ids:
                 self.abort(request_id)
             raise
-        answers |= refused
         return [answers[request_id] for request_id in ids]
 
     def _run_until_done(
         self, ids: set[str], total: int, use_tqdm: bool
     ) -> dict[str, RequestOutput]:
+        """Drive the engine until these requests have ended; their outputs by id."""
         answers: dict[str, RequestOutput] = {}
-        num_tokens, started = 0, time.perf_counter()
-        shown = started
-        with tqdm(
-            total=total, desc="answers", disable=not use_tqdm, initial=total - len(ids)
-        ) as bar:
-            while len(answers) < len(ids):
-                for output in self._step():
-                    if output.request_id not in ids:
-                        # Somebody else's, added with `add_request`: kept for the next `step`.
-                        self._unclaimed.append(output)
-                        continue
+        num_tokens = 0
+        started = time.perf_counter()
+        num_refused = total - len(ids)
+        with tqdm(total=total, desc="answers", disable=not use_tqdm, initial=num_refused) as bar:
+            for _ in self._loop() if ids else ():
+                for output in self.requests.take_outputs(ids):
                     answers[output.request_id] = output
                     num_tokens += sum(len(answer.token_ids) for answer in output.outputs)
                     speed = num_tokens / (time.perf_counter() - started)
                     bar.set_postfix_str(f"{speed:.0f} tok/s", refresh=False)
                     bar.update()
-                if (now := time.perf_counter()) > shown + SHOWN_EVERY:
-                    shown = now
-                    bar.refresh()  # no answer need have ended for its seconds to go on
+                if len(answers) == len(ids):
+                    break
         return answers
 
     # -- one request at a time ------------------------------------------------------------
@@ -236,18 +229,17 @@ class LLM:
         parent = self._add_request(prompt, sampling_params, None)
         parent.is_streamed = True
         self.requests.watch(parent)
-        return Stream(parent, self._advance, self.abort)
+        return Stream(parent, self._step, self.abort)
 
     def step(self) -> list[RequestOutput]:
-        """Compute one step; returns the answers that ended with it.
+        """Compute one step; return the answers that ended with it.
 
         Also those of `add_request` that ended while `generate` ran. Without requests it does
         nothing.
         """
-        outputs, self._unclaimed = self._unclaimed, []
         if self.has_unfinished_requests():
-            outputs += self._step()
-        return outputs
+            self._step()
+        return self.requests.take_outputs()
 
     def abort(self, request_id: str) -> bool:
         """End a request early and forget it; whether there was an unfinished one of this id."""
@@ -294,15 +286,17 @@ class LLM:
     def _new_id(self) -> str:
         return f"request-{next(self._numbers)}"
 
-    def _step(self) -> list[RequestOutput]:
-        """One step of the engine; the outputs that are complete with it."""
+    def _loop(self) -> Iterator[Request]:
+        """The engine's loop: one step after the other, until no request is left."""
         engine = self.engine
-        ended = engine.step_overlapped() if self.config.overlap else engine.step()
-        return self.requests.process(ended)
+        return engine.run_overlapped() if self.config.overlap else engine.run()
 
-    def _advance(self) -> None:
-        """One step on behalf of a stream: what it completes is kept for the next `step`."""
-        self._unclaimed += self._step()
+    def _step(self) -> None:
+        """One round of that loop."""
+        if self.config.overlap:
+            self.engine.step_overlapped()
+        else:
+            self.engine.step()
 
 
 def _one_for_each(params: Any, count: int) -> list[SamplingParams]:

@@ -13,7 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from row_makers import make_request
 
-from minivllm.leader import Directory, Follower, StepMessage, Watched, uninterrupted
+from minivllm.leader import Directory, Follower, StepMessage, WatchedEvent, uninterrupted
 from minivllm.request import Chunk
 
 
@@ -299,6 +299,6 @@ def test_an_event_that_does_not_come_is_explained():
             raise RuntimeError("worker 1 of 2 ended")
 
     with pytest.raises(RuntimeError, match="worker 1"):
-        Watched(SimpleNamespace(query=lambda: False), check).synchronize()
-    Watched(SimpleNamespace(query=lambda: True), check).synchronize()
+        WatchedEvent(SimpleNamespace(query=lambda: False), check).synchronize()
+    WatchedEvent(SimpleNamespace(query=lambda: True), check).synchronize()
     assert len(looks) == 3

@@ -20,11 +20,11 @@ from minivllm.config import EngineConfig, replace, set_value
 from minivllm.cuda_graphs import StepGraphs
 from minivllm.distributed.process_group import ProcessGroup
 from minivllm.distributed.workers import agree, assemble, closed_on_error
-from minivllm.gpu.chunk_graphs import ChunkGraphs
+from minivllm.gpu.prompt_buckets import PromptBuckets
 from minivllm.leader import Leader
 from minivllm.logits_processors import rank_tokens
 from minivllm.model import CausalLM
-from minivllm.model_runner import ModelRunner, StepFunction
+from minivllm.model_runner import ModelRunner
 from minivllm.tensor_parallel import choose_together, load_shard
 from minivllm.tokenizer import read_eos_token_ids
 
@@ -87,38 +87,33 @@ def eos_token_ids_of(path: Path, vocab_size: int) -> tuple[int, ...]:
 
 def build_runner(parts: Parts) -> ModelRunner | Leader:
     """The engine's runner; with several ranks, one that takes the workers along."""
-    runner = build_rank_runner(parts)
+    with closed_on_error(parts.group):
+        runner = build_rank_runner(parts)
     return runner if parts.group is None else Leader(runner, parts.group)
 
 
 def build_rank_runner(parts: Parts) -> ModelRunner:
     """This rank's runner, warm, and with graphs of its steps unless the settings refuse them."""
     model, backend, config = parts.model, parts.backend, parts.config
-    graphs = [] if config.enforce_eager else build_graphs(backend, config)
-
-    def wrap(step: StepFunction) -> StepFunction:
-        for kind in graphs:
-            step = kind.wrap(step)
-        return step
-
+    graphs = None if config.enforce_eager else build_graphs(backend, config)
     runner = ModelRunner(
-        model, backend.ops, backend.sample, model.config, config, rank_tokens, wrap
+        model, backend.ops, backend.sample, model.config, config, rank_tokens, graphs
     )
-    runner.on_close += [kind.clear for kind in graphs]
-    if parts.group is not None:
-        parts.group.on_close.append(runner.close)
-    if runner.device.type == "cuda":
+    try:
         runner.warm_up()
-    for kind in graphs:
-        kind.capture_all()
+    except BaseException:
+        # Graphs hold the ranks' connections, which could not be closed before them.
+        runner.close()
+        raise
     return runner
 
 
-def build_graphs(backend: Backend, config: EngineConfig) -> list[StepGraphs | ChunkGraphs]:
+def build_graphs(backend: Backend, config: EngineConfig) -> StepGraphs:
     """Room for graphs of decode steps, and of small steps with prompts where that is possible."""
-    sizes = set_value(config.max_num_seqs), set_value(config.max_model_len)
+    max_num_seqs = set_value(config.max_num_seqs)
+    max_seq_len = set_value(config.max_model_len)
     device = torch.device(config.device)
-    decodes = StepGraphs(*sizes, device)
     if not backend.captures_prompts or device.type != "cuda":
-        return [decodes]
-    return [ChunkGraphs(*sizes, decodes.pool, device), decodes]
+        return StepGraphs(max_num_seqs, max_seq_len, device)
+    prompts = PromptBuckets(max_num_seqs, max_seq_len, device)
+    return StepGraphs(max_num_seqs, max_seq_len, device, prompts)

@@ -56,9 +56,11 @@ def work(group: ProcessGroup) -> None:
     """Hear the settings, load this rank's shard, and compute until the leader says it is over."""
     config = EngineConfig(**json.loads(group.receive()))
     path = resolve_model(config.model_path or config.model)
-    Follower(build_rank_runner(load_rank(config, path, group, progress=False))).follow(
-        group.receive
-    )
+    runner = build_rank_runner(load_rank(config, path, group, progress=False))
+    try:
+        Follower(runner).follow(group.receive)
+    finally:
+        runner.close()
     group.close()
 
 

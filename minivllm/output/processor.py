@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -135,6 +135,7 @@ class OutputProcessor:
         self.answers: dict[str, tuple[ParentRequest, Answer]] = {}
         # Those whose text is looked at in each step; the others are read once, at their ends.
         self._watched: dict[str, tuple[ParentRequest, Answer]] = {}
+        self._outputs: list[RequestOutput] = []  # complete, not taken yet
         self._numbers = itertools.count()  # of requests, for their seeds
 
     def add(self, prompt: EncodedPrompt, params: SamplingParams, request_id: str) -> ParentRequest:
@@ -152,8 +153,9 @@ class OutputProcessor:
         self._start(parent, 1)
         return parent
 
-    def process(self, ended: Iterable[Request]) -> list[RequestOutput]:
-        """After a step of the engine, in which `ended` ended: the outputs that are complete."""
+    def process(self, ended: list[Request]) -> None:
+        """After a step of the engine, in which `ended` ended: read the texts that have grown,
+        and keep the outputs that are complete."""
         running = self.engine.scheduler.running if self._watched else ()
         watched = [self._watched[r.request_id] for r in running if r.request_id in self._watched]
         touched = [*watched, *(self.answers[request.request_id] for request in ended)]
@@ -162,8 +164,15 @@ class OutputProcessor:
             if parent.num_started < len(parent.answers) and parent.may_start_rest:
                 self._start(parent, len(parent.answers))
         finished = {p.request_id: p for p, answer in touched if answer.request.is_finished}
-        outputs = [self._finish(parent) for parent in finished.values() if parent.is_finished]
-        return [output for output in outputs if output is not None]
+        for parent in finished.values():
+            if parent.is_finished:
+                self._finish(parent)
+
+    def take_outputs(self, ids: Container[str] | None = None) -> list[RequestOutput]:
+        """The complete outputs that have not been taken yet; with `ids`, those of these ids."""
+        taken = [o for o in self._outputs if ids is None or o.request_id in ids]
+        self._outputs = [o for o in self._outputs if ids is not None and o.request_id not in ids]
+        return taken
 
     def abort(self, request_id: str) -> bool:
         """End all answers of a prompt and forget it; whether there was one of this id."""
@@ -179,15 +188,16 @@ class OutputProcessor:
         answer.read()
         # The engine knows tokens only: it is told of an end that lies in the text.
         if answer.stream.stop is not None and not answer.request.is_finished:
-            self.engine.abort(answer.request.request_id, "stop")
+            self.engine.stop(answer.request.request_id)
 
-    def _finish(self, parent: ParentRequest) -> RequestOutput | None:
-        """Forget a prompt; its output, unless a stream fetches it."""
+    def _finish(self, parent: ParentRequest) -> None:
+        """Forget a prompt, and keep its output for `take_outputs` unless a stream fetches it."""
         del self.parents[parent.request_id]
         for answer in parent.answers:
             self._forget(answer)
         parent.output = parent.make_output(self.engine.tokenizer)
-        return None if parent.is_streamed else parent.output
+        if not parent.is_streamed:
+            self._outputs.append(parent.output)
 
     def watch(self, parent: ParentRequest) -> None:
         """Read the texts of a prompt after every step, not only at their ends."""
