@@ -59,7 +59,8 @@ class Flight:
         """Note when its requests began, got a token, and ended."""
         now = time.perf_counter()
         for chunk in self.output.chunks:
-            request, metrics = chunk.request, chunk.request.metrics
+            request = chunk.request
+            metrics = request.metrics
             if metrics.first_scheduled_time is None:
                 metrics.first_scheduled_time = self.started
             # The token of a request that had ended already was dropped.

@@ -2,8 +2,8 @@
 
 The leader has the requests, the scheduler and the sampler. Before each step it tells the workers
 what they cannot know: which chunks, the tokens of requests that are new to them, the blocks that
-the others have gained. Whether a request is in its prompt or decodes is part of the message; no
-worker works it out. Leaves out how a message travels (`distributed.process_group`). Notebook 09.
+the others have gained. Whether a request prefills or decodes is part of the message; workers never
+infer it. Does not handle how a message travels (see `distributed.process_group`). Notebook 09.
 
 Source: vLLM's `SchedulerOutput`, which carries whole requests once and changes afterwards.
 """
@@ -66,7 +66,7 @@ class Directory:
         self.next_number = 0
 
     def release(self, request: Request) -> None:
-        """The request holds no row any more; the workers hear of it with the next message."""
+        """Forget a request that holds no row any more; the next message tells the workers."""
         number = self.number_of.pop(request.request_id, None)
         if number is not None:
             del self.num_blocks[number]
@@ -74,16 +74,19 @@ class Directory:
 
     def introduce(self, request: Request) -> int:
         """Give a request that is new to the workers a number, under which they know no blocks."""
-        number, self.next_number = self.next_number, self.next_number + 1
-        self.number_of[request.request_id], self.num_blocks[number] = number, 0
+        number = self.next_number
+        self.next_number += 1
+        self.number_of[request.request_id] = number
+        self.num_blocks[number] = 0
         return number
 
     def describe(self, chunks: Sequence[Chunk], is_plain: bool) -> StepMessage:
-        """The message on a step of these chunks. From here on it counts as heard: what it says is
-        not said again.
+        """Return the message about a step of these chunks, with only what the workers do not
+        know yet; what it says counts as known from here on.
 
-        Requests that have no number yet are introduced. The message's lists follow the order of
-        the chunks; a request whose table has not grown is not in `new_blocks`.
+        A request without a number gets one (`introduce`). `released` is emptied into the message.
+        The message's lists follow the order of the chunks; a request whose block table has not
+        grown is not in `new_blocks`.
 
         Example: request "a" (tokens [5, 6], block table [3]) is new and computes its prompt, "b",
         number 4, decodes at position 16 and has gained block 7: new_tokens [(5, [5, 6])],
@@ -110,10 +113,12 @@ class Directory:
 
 
 class Leader:
-    """The runner of rank 0: whatever it launches, the workers launch too."""
+    """The runner of rank 0: the workers launch every step that it launches."""
 
     def __init__(self, runner: ModelRunner, group: ProcessGroup) -> None:
-        self.runner, self.group, self.directory = runner, group, Directory()
+        self.runner = runner
+        self.group = group
+        self.directory = Directory()
 
     @property
     def model(self) -> Any:
@@ -177,7 +182,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 class Follower:
-    """A worker: does what the messages say, with a runner of its own.
+    """A worker: computes the steps that the messages describe, with a runner of its own.
 
     Invariant: `requests` has those that hold a row, as far as the leader has told of them.
     """
@@ -195,10 +200,10 @@ class Follower:
     def compute(self, message: StepMessage) -> None:
         """Start one step of the message's chunks; does not wait for the device.
 
-        `hear` brings `self.requests` up to date; `self.runner.plan(chunks)` makes a plan and
-        `self.runner.step(plan)` computes it. Whether a chunk decodes, and whether the step is
-        plain (`plan.is_plain`), is as the leader says: a worker, which knows no sampling
-        settings, would find out something else.
+        `self.requests`, by number, is up to date once `hear(message)` has been called. The runner
+        makes a plan of `Chunk`s (`self.runner.plan(chunks)`) and computes it
+        (`self.runner.step(plan)`). Whether a chunk decodes, and whether the step is plain
+        (`plan.is_plain`), is what the leader says: a worker does not know the sampling settings.
         """
         # First of all: new requests may need the rows of those that are released.
         self.hear(message)
@@ -221,7 +226,7 @@ class Follower:
 
 
 def _known_by_number(number: int, token_ids: list[int]) -> Request:
-    """A request as a worker knows it: how to sample is the leader's business."""
+    """A request as a worker knows it: only the leader knows how to sample."""
     return Request(
         request_id=str(number),
         token_ids=token_ids,

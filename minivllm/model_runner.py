@@ -225,9 +225,13 @@ class ModelRunner:
         sampling = [index for index, chunk in enumerate(chunks) if chunk.samples]
         # One small copy to the device instead of four.
         numbers = to_device(row_ids + starts + lengths + sampling, torch.int64, self.device)
-        columns = numbers.split([len(chunks)] * 3 + [len(sampling)])
+        sizes = [len(chunks)] * 3 + [len(sampling)]
+        row_column, start_column, length_column, sampling_column = numbers.split(sizes)
         return StepPlan(
-            *columns,
+            row_ids=row_column,
+            starts=start_column,
+            lengths=length_column,
+            sampling=sampling_column,
             params=[chunks[index].request.sampling_params for index in sampling],
             rows=[row_ids[index] for index in sampling],
             ends=[chunks[index].end for index in sampling],

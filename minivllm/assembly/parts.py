@@ -1,7 +1,7 @@
 """What an engine is put together from: checkpoint, backend, model, and the runner around them.
 
-All that computes, on one rank; with several ranks, each has these parts. Leaves out the parts that
-decide (`engine.build_engine` makes them). Given (no notebook builds it).
+Everything that computes, on one rank; with several ranks, each has these parts. Does not make the
+parts that decide (see `engine.build_engine`). Not built in the course.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def load_rank(
     name = choose_backend(
         config.attention_backend, device, config.block_size, shape.head_dim, dtype
     )
-    backend, config = load_backend(name), replace(config, attention_backend=name)
+    backend = load_backend(name)
+    config = replace(config, attention_backend=name)
     max_len = config.max_model_len or shape.max_position
     load = (path, shape, dtype, device, max_len)
     if group is None:
@@ -94,10 +95,15 @@ def build_runner(parts: Parts) -> ModelRunner | Leader:
 
 def build_rank_runner(parts: Parts) -> ModelRunner:
     """This rank's runner, warm, and with graphs of its steps unless the settings refuse them."""
-    model, backend, config = parts.model, parts.backend, parts.config
-    graphs = None if config.enforce_eager else build_graphs(backend, config)
+    backend = parts.backend
     runner = ModelRunner(
-        model, backend.ops, backend.sample, model.config, config, rank_tokens, graphs
+        parts.model,
+        backend.ops,
+        backend.sample,
+        parts.model.config,
+        parts.config,
+        rank_tokens,
+        None if parts.config.enforce_eager else build_graphs(backend, parts.config),
     )
     try:
         runner.warm_up()

@@ -66,9 +66,11 @@ def fill_in(
 
 def size_kv_cache(config: EngineConfig, model: CausalLM, num_sharing: int = 1) -> tuple[int, int]:
     """Number of blocks, and the `max_model_len` (tokens) that goes with them."""
-    weight, shape = next(model.parameters()), model.config
+    weight = next(model.parameters())
+    shape = model.config
     block_bytes = kv_block_bytes(shape, config.block_size, weight.dtype)
-    num_tokens, num_seqs = set_value(config.max_num_batched_tokens), set_value(config.max_num_seqs)
+    num_tokens = set_value(config.max_num_batched_tokens)
+    num_seqs = set_value(config.max_num_seqs)
     activations = activation_bytes(shape, num_tokens, num_seqs, weight.dtype)
     if weight.is_cuda:
         activations = max(activations, measure_activations(model, num_tokens, num_seqs))
