@@ -6,10 +6,13 @@ handle text or the user's side (see `llm`). Notebook 11.
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 from minivllm.assembly.parts import build_runner, eos_token_ids_of, load_parts
@@ -83,6 +86,46 @@ class Flight:
         )
 
 
+class Interrupts:
+    """Holds Ctrl-C back to where the engine's state is whole: between two steps.
+
+    Invariant: `noted` counts the interrupts that came since the last one was delivered; outside
+    of `held` it is 0.
+    """
+
+    def __init__(self) -> None:
+        self.noted = 0
+        self._depth = 0
+        self._handler: Any = None  # what a Ctrl-C would have called
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Only note a Ctrl-C, and deliver it at the end of the outermost `held`."""
+        if threading.current_thread() is not threading.main_thread():
+            yield  # only the main thread is ever interrupted
+            return
+        if self._depth == 0:
+            self._handler = signal.signal(signal.SIGINT, self._note)
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if self._depth == 0:
+                signal.signal(signal.SIGINT, self._handler)
+                self.deliver()
+
+    def deliver(self) -> None:
+        """Handle a Ctrl-C that was noted, as if it came now: usually raise KeyboardInterrupt."""
+        if self.noted and threading.current_thread() is threading.main_thread():
+            self.noted = 0
+            if callable(self._handler):
+                self._handler(signal.SIGINT, None)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.noted += 1
+
+
 def ignore(ended: list[Request]) -> None:
     """The observer of an engine that only counts tokens."""
 
@@ -115,6 +158,7 @@ class Engine:
     # Called with the requests that ended in a step once its tokens are known, and with those
     # that failed. `LLM` hands in what turns tokens into text.
     observe: Callable[[list[Request]], None] = ignore
+    interrupts: Interrupts = field(default_factory=Interrupts)
 
     @property
     def vocab_size(self) -> int:
@@ -280,14 +324,17 @@ class Engine:
 
     @contextmanager
     def _rolled_back_on_error(self) -> Iterator[None]:
-        """If a step breaks off (an error, Ctrl-C), put the requests back to before all steps
-        that were not read; what those sampled is computed again."""
-        try:
-            yield
-        except BaseException:
-            while self.flights:
-                self.scheduler.rollback(self.flights.pop().output)
-            raise
+        """If a step breaks off with an error, put the requests back to before all steps that
+        were not read; what those sampled is computed again. Ctrl-C takes effect before the step
+        or after it."""
+        self.interrupts.deliver()
+        with self.interrupts.held():
+            try:
+                yield
+            except BaseException:
+                while self.flights:
+                    self.scheduler.rollback(self.flights.pop().output)
+                raise
 
     def _note(self, flight: Flight, ended: list[Request]) -> None:
         """Keep what is known of a step once the scheduler has taken its tokens in."""

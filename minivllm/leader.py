@@ -11,12 +11,8 @@ Source: vLLM's `SchedulerOutput`, which carries whole requests once and changes 
 from __future__ import annotations
 
 import json
-import signal
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import torch
@@ -128,12 +124,10 @@ class Leader:
     @torch.inference_mode()
     def launch(self, chunks: Sequence[Chunk]) -> Pending:
         """Start one step on all ranks; like `ModelRunner.launch`."""
-        # Broken off in between, the leader would leave the others waiting in a sum.
-        with uninterrupted():
-            plan = self.runner.plan(chunks)
-            with self.group.unbroken():
-                self.group.send(self.directory.describe(chunks, plan.is_plain).encode())
-                pending = self.runner.step(plan)
+        plan = self.runner.plan(chunks)
+        with self.group.unbroken():
+            self.group.send(self.directory.describe(chunks, plan.is_plain).encode())
+            pending = self.runner.step(plan)
         if pending.copied is not None:
             pending.copied = WatchedEvent(pending.copied, self.group.check)
         return pending
@@ -160,22 +154,6 @@ class WatchedEvent:
         """Wait for the event, and check the workers meanwhile."""
         while not self.event.query():
             self.check()
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Ctrl-C waits until the end."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread is ever interrupted
-        return
-    came: list[tuple[int, FrameType | None]] = []
-    before = signal.signal(signal.SIGINT, lambda *arguments: came.append(arguments))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if came and callable(before):
-            before(*came[-1])
 
 
 # -- a worker ---------------------------------------------------------------------------------

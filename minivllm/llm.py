@@ -8,9 +8,12 @@ is done (see `engine`), what a prompt may be (see `output.prompts`) or how answe
 from __future__ import annotations
 
 import itertools
+import os
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -39,6 +42,9 @@ class LLM:
     with LLM("smollm2-135m") as llm:
         print(llm.generate("The capital of France is")[0].outputs[0].text)
     ```
+    Several threads may use one LLM: their calls wait for each other. Ctrl-C takes effect between
+    two steps, so it never leaves a request half done. After a fork, only the process that made
+    the LLM can use it.
     """
 
     def __init__(
@@ -63,6 +69,8 @@ class LLM:
         self._engine: Engine | None = engine
         self._requests: OutputProcessor | None = requests
         self._numbers = itertools.count()
+        self._lock = threading.RLock()
+        self._process_id = os.getpid()
 
     # -- what it is made of ---------------------------------------------------------------
 
@@ -71,6 +79,12 @@ class LLM:
         """The parts at work. Raises RuntimeError after `close`."""
         if self._engine is None:
             raise RuntimeError("this LLM is closed; make a new one")
+        if os.getpid() != self._process_id:
+            # Threads and devices do not survive a fork: a step would hang or crash.
+            raise RuntimeError(
+                "this LLM was made before the process forked; make one in the new process, and"
+                ' start processes with multiprocessing.get_context("spawn")'
+            )
         return self._engine
 
     @property
@@ -156,23 +170,27 @@ class LLM:
             sampling_params = self.get_default_sampling_params()
         params = _one_for_each(sampling_params, len(prompts))
         ids: list[str] = []
+        added: set[str] = set()
         refused: dict[str, RequestOutput] = {}
-        try:
-            for prompt, param in zip(prompts, params, strict=True):
-                ids.append(request_id := self._new_id())
-                try:
-                    self.requests.add(encode(prompt), param, request_id)
-                except ValueError as error:
-                    if raises:
-                        raise
-                    warnings.warn(f"{request_id} is refused: {error}", stacklevel=3)
-                    refused[request_id] = refusal(request_id, prompt, error)
-            answers = refused | self._run_until_done(set(ids) - set(refused), len(ids), use_tqdm)
-        except BaseException:
-            # Ctrl-C, or a bug: what was begun here must not run on in the next call.
-            for request_id in ids:
-                self.abort(request_id)
-            raise
+        with self._exclusive():
+            try:
+                for prompt, param in zip(prompts, params, strict=True):
+                    request_id = self._new_id()
+                    ids.append(request_id)
+                    try:
+                        self.requests.add(encode(prompt), param, request_id)
+                        added.add(request_id)
+                    except ValueError as error:
+                        if raises:
+                            raise
+                        warnings.warn(f"{request_id} is refused: {error}", stacklevel=3)
+                        refused[request_id] = refusal(request_id, prompt, error)
+                answers = refused | self._run_until_done(added, len(ids), use_tqdm)
+            except BaseException:
+                # Ctrl-C, or a bug: what was begun here must not run on in the next call.
+                for request_id in added:
+                    self.abort(request_id)
+                raise
         return [answers[request_id] for request_id in ids]
 
     def _run_until_done(
@@ -208,7 +226,8 @@ class LLM:
         Raises ValueError, and queues nothing, for an empty or too long prompt, a token id that
         the model does not know, or an id that is in use.
         """
-        return self._add_request(prompt, sampling_params, request_id).request_id
+        with self._exclusive():
+            return self._add_request(prompt, sampling_params, request_id).request_id
 
     def stream(
         self, prompt: Prompt | Conversation, sampling_params: SamplingParams | None = None
@@ -226,9 +245,10 @@ class LLM:
         if sampling_params is not None and sampling_params.n > 1:
             n = sampling_params.n
             raise ValueError(f"n={n}: only one answer can be streamed; use generate for several")
-        parent = self._add_request(prompt, sampling_params, None)
-        parent.is_streamed = True
-        self.requests.watch(parent)
+        with self._exclusive():
+            parent = self._add_request(prompt, sampling_params, None)
+            parent.is_streamed = True
+            self.requests.watch(parent)
         return Stream(parent, self._step, self.abort)
 
     def step(self) -> list[RequestOutput]:
@@ -237,13 +257,16 @@ class LLM:
         Also those of `add_request` that ended while `generate` ran. Without requests it does
         nothing.
         """
-        if self.has_unfinished_requests():
+        with self._exclusive():
             self._step()
-        return self.requests.take_outputs()
+            return self.requests.take_outputs()
 
     def abort(self, request_id: str) -> bool:
         """End a request early and forget it; whether there was an unfinished one of this id."""
-        return self._requests is not None and self._requests.abort(request_id)
+        if self._requests is None:
+            return False
+        with self._exclusive():
+            return self.requests.abort(request_id)
 
     def has_unfinished_requests(self) -> bool:
         """Whether a `step` has anything to do."""
@@ -253,11 +276,13 @@ class LLM:
 
     def close(self) -> None:
         """Give back model and KV cache, and end the workers. Closing twice is fine."""
-        if self._engine is None:
+        if self._engine is None or os.getpid() != self._process_id:
             return
-        self._engine.close()
-        # Nothing holds the model any more: the next LLM can have its memory at once.
-        self._engine = self._requests = None
+        with self._exclusive():
+            self.engine.close()
+            # Nothing holds the model any more: the next LLM can have its memory at once.
+            self._engine = None
+            self._requests = None
 
     def __enter__(self) -> LLM:
         return self
@@ -284,7 +309,10 @@ class LLM:
         return self.requests.add(encoded, params or self.get_default_sampling_params(), request_id)
 
     def _new_id(self) -> str:
-        return f"request-{next(self._numbers)}"
+        """An id that no unfinished request has."""
+        while self.requests.has(request_id := f"request-{next(self._numbers)}"):
+            pass
+        return request_id
 
     def _loop(self) -> Iterator[Request]:
         """The engine's loop: one step after the other, until no request is left."""
@@ -292,11 +320,20 @@ class LLM:
         return engine.run_overlapped() if self.config.overlap else engine.run()
 
     def _step(self) -> None:
-        """One round of that loop."""
-        if self.config.overlap:
-            self.engine.step_overlapped()
-        else:
-            self.engine.step()
+        """One round of that loop, if any request is left."""
+        with self._exclusive():
+            if not self.has_unfinished_requests():
+                return
+            if self.config.overlap:
+                self.engine.step_overlapped()
+            else:
+                self.engine.step()
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """One thread at a time, and no Ctrl-C in the middle."""
+        with self._lock, self.engine.interrupts.held():
+            yield
 
 
 def _one_for_each(params: Any, count: int) -> list[SamplingParams]:

@@ -1,10 +1,7 @@
 """Leader and workers: what is said of a step, once, and what a worker makes of it."""
 
 import json
-import os
-import signal
 import sys
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from row_makers import make_request
 
-from minivllm.leader import Directory, Follower, StepMessage, WatchedEvent, uninterrupted
+from minivllm.leader import Directory, Follower, StepMessage, WatchedEvent
 from minivllm.request import Chunk
 
 
@@ -255,38 +252,6 @@ def test_directory_and_followers_agree():
 
 
 # -- around it --
-
-
-@pytest.fixture
-def _interrupts_raise():
-    """As in a terminal: in a script's background, SIGINT is ignored from the start."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("_interrupts_raise")
-def test_ctrl_c_waits_until_the_end():
-    """Broken off in a step, the leader would leave the others waiting."""
-    reached = []
-    with pytest.raises(KeyboardInterrupt), uninterrupted():
-        os.kill(os.getpid(), signal.SIGINT)
-        reached.append("the end")
-    assert reached == ["the end"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_other_threads_are_not_interrupted_anyway():
-    """Signals are the main thread's: nothing is set there."""
-    before = signal.getsignal(signal.SIGINT)
-
-    def run():
-        with uninterrupted():
-            assert signal.getsignal(signal.SIGINT) is before
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
 
 
 def test_an_event_that_does_not_come_is_explained():

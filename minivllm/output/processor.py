@@ -153,6 +153,10 @@ class OutputProcessor:
         self._start(parent, 1)
         return parent
 
+    def has(self, request_id: str) -> bool:
+        """Whether a prompt of this id has not ended."""
+        return request_id in self.parents
+
     def process(self, ended: list[Request]) -> None:
         """After a step of the engine, in which `ended` ended: read the texts that have grown,
         and keep the outputs that are complete."""
@@ -270,8 +274,11 @@ class Stream:
         """The next piece of text, as soon as there is one. After `close` there is none."""
         request = self._parent.answers[0].request
         try:
-            while not (piece := self._take()) and not request.is_finished:
+            # Asked first: another thread's step may end the request and add its last text.
+            is_finished = request.is_finished
+            while not (piece := self._take()) and not is_finished:
                 self._advance()
+                is_finished = request.is_finished
         except BaseException:
             self.close()
             raise
