@@ -61,7 +61,16 @@ def test_trees_take_turns_and_each_runs_its_own_package(tmp_path, monkeypatch, c
         "after",
         "before",
     ]
-    assert printed[6].split() == "batch output tok/s 10 15 1.500 1.500 1.50..1.50".split()
+    assert printed[6].split() == [
+        "batch",
+        "output",
+        "tok/s",
+        "10",
+        "15",
+        "1.500",
+        "1.500",
+        "1.50..1.50",
+    ]
     assert printed[7].startswith("batch #2")
     assert max(map(len, printed)) <= 100
     assert json.loads(report.read_text())["rows"][0]["after"] == [15, 15]
