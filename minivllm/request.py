@@ -166,7 +166,7 @@ class Request:
     num_pending_tokens: int = 0  # tokens sampled by steps in flight, ids not read yet
     num_in_flight: int = 0  # chunks launched and not read yet
     num_preemptions: int = 0
-    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at the last admission
+    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at the first admission
     finish_reason: FinishReason | None = None
     error: str | None = None
 

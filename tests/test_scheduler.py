@@ -12,6 +12,7 @@ import pytest
 
 from minivllm.block_manager import BlockManager
 from minivllm.config import EngineConfig
+from minivllm.prefix_cache import PrefixCache
 from minivllm.request import Chunk, Request, SamplingParams, SchedulerOutput
 from minivllm.scheduler import Scheduler, TokenCounter, finish_reason, next_chunk
 
@@ -269,7 +270,7 @@ def test_known_tokens_count_as_computed():
     request = make_request("a", 30)
     scheduler.admit(request)
     assert request.num_computed_tokens == 16, "16 tokens were found computed: do they count?"
-    assert request.num_cached_tokens == 16, "16 tokens were found: did you note it?"
+    assert request.num_cached_tokens == 16, "16 tokens were found: is num_cached_tokens set?"
     assert scheduler.memory.tokens_of == {"a": 30}, (
         "allocate is told how many tokens the request has in all: did you take off the known ones?"
     )
@@ -286,6 +287,19 @@ def test_after_a_preemption_the_answer_is_prefill_too():
         "prompt and answer so far, 4 + 3, are computed anew: do you count the prompt only?"
     )
     assert scheduler.memory.tokens_of == {"a": 7}, "4 + 3 tokens need memory"
+
+
+@pytest.mark.exercise("scheduler.Scheduler.admit")
+def test_cached_tokens_are_counted_once():
+    """Preempted and admitted again: what it finds now it has computed itself."""
+    scheduler = make_scheduler(memory=Store(100, known=16))
+    request = make_request("a", 30)
+    request.num_preemptions, request.num_cached_tokens = 1, 4
+    scheduler.admit(request)
+    assert request.num_computed_tokens == 16, "16 tokens are computed, whoever computed them"
+    assert request.num_cached_tokens == 4, (
+        "4 tokens were cached at the first admission: does the second one change that count?"
+    )
 
 
 @pytest.mark.exercise("scheduler.Scheduler.admit")
@@ -756,6 +770,25 @@ def test_a_preempted_request_is_computed_again_with_its_answer_so_far():
     assert new.num_preemptions == 1
 
 
+def test_tokens_found_after_a_preemption_are_not_counted_as_cached():
+    """A preempted request finds its own blocks again: not the prompt of an earlier request."""
+    memory = BlockManager(6, 4, prefixes=PrefixCache(4))
+    old = make_request("old", token_ids=range(9), max_tokens=8)
+    new = make_request("new", token_ids=range(100, 109), max_tokens=8)
+    scheduler = Scheduler(memory, 8, 64)
+    computed = {"old": [], "new": []}
+    for request in (old, new):
+        scheduler.add_request(request)
+    while scheduler.has_unfinished_requests:
+        for chunk in step(scheduler).chunks:
+            computed[chunk.request.request_id] += range(chunk.start, chunk.end)
+    assert new.num_preemptions == 1
+    assert computed["new"][-1] == new.num_tokens - 2
+    assert len(computed["new"]) > len(set(computed["new"])), "some of it was computed twice"
+    assert 0 not in computed["new"][1:], "its first block was found again"
+    assert new.num_cached_tokens == 0
+
+
 def test_nobody_overtakes_the_one_thrown_out():
     """There is room for a tiny request, but the preempted one stands before it."""
     requests = [make_request("a", 5), make_request("b", 5), make_request("tiny", 1)]
@@ -801,7 +834,7 @@ def test_a_request_that_can_never_fit_fails_alone():
     assert [r.request_id for r in failed] == ["huge"]
     assert requests[1].finish_reason == "error"
     assert "50 tokens" in requests[1].error
-    assert "(20)" in requests[1].error
+    assert "holds 20;" in requests[1].error
     assert [requests[0].finish_reason, requests[2].finish_reason] == ["length", "length"]
     assert not scheduler.has_unfinished_requests
 
