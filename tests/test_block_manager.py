@@ -154,6 +154,16 @@ def test_a_refusal_names_both_numbers():
     assert "2" in error, "2 blocks were free: does the text of your ValueError say so?"
 
 
+@pytest.mark.exercise("block_manager.BlockPool.allocate")
+def test_a_refusal_forgets_no_content():
+    """Two blocks with content, three wanted."""
+    contents = Contents(0, 1)
+    error_of(BlockPool(2, contents).allocate, 3)
+    assert contents.block_ids == {0, 1}, (
+        "nothing was taken, and content is lost: do you forget before you know that it fits?"
+    )
+
+
 # -- BlockPool.share --
 
 
@@ -259,6 +269,19 @@ def test_the_longest_unused_content_is_given_up_first():
     pool.share([0])
     pool.free([0])
     assert list(pool.free_ids) == [1, 2, 0], "block 0 was used last: is it the last to go?"
+
+
+@pytest.mark.exercise("block_manager.BlockPool.free")
+def test_blocks_come_as_any_iterable():
+    """`BlockManager.free` hands them over in reverse, and `reversed` can be read once."""
+    pool = BlockPool(3)
+    block_ids = pool.allocate(3)
+    error = error_of(pool.free, reversed(block_ids))
+    assert error is None, "reversed(...) has no len and no [0]: do you go through it with `for`?"
+    assert pool.ref_counts == [0, 0, 0], "one owner less each: do you count down?"
+    assert sorted(pool.free_ids) == [0, 1, 2], (
+        "reversed(...) can be read once: do you go through block_ids a second time?"
+    )
 
 
 # -- BlockManager.can_allocate --
@@ -415,6 +438,20 @@ def test_admission_without_new_blocks_ignores_the_watermark():
     )
 
 
+@pytest.mark.exercise("block_manager.BlockManager.allocate")
+def test_a_refused_allocation_changes_nothing_else():
+    """A table that covers a part, and contents that could be found."""
+    contents = Contents(1)
+    manager = BlockManager(2, 4, prefixes=contents)
+    request = make_request(range(12))
+    request.block_table = [0]
+    manager.pool.share([0])
+    assert manager.allocate(request, 12) is False, "2 blocks missing, 1 free: the answer is False"
+    assert request.block_table == [0], "a refusal leaves the table as it was"
+    assert contents.block_ids == {1}, "a refusal forgets nothing: do you take before you ask?"
+    assert manager.pool.ref_counts == [1, 0], "a refusal leaves the pool as it was"
+
+
 # -- BlockManager.publish --
 
 
@@ -490,6 +527,20 @@ def test_a_request_without_blocks_publishes_nothing():
     assert recorder.inserts == [], "whose blocks should these be?"
 
 
+@pytest.mark.exercise("block_manager.BlockManager.publish")
+def test_blocks_are_those_of_the_table_in_its_order():
+    """Three blocks in no order, each behind the one before it."""
+    manager, recorder, request = make_recorded(range(12), [7, 3, 5])
+    manager.publish(request, 12)
+    assert [block_id for _, _, block_id in recorder.inserts] == [7, 3, 5], (
+        "the table is [7, 3, 5]: do its blocks keep their order?"
+    )
+    assert [parent for parent, _, _ in recorder.inserts] == [None, "node 7", "node 3"], (
+        "the third block follows the node of the second: which parent do you pass?"
+    )
+    assert request.block_table == [7, 3, 5], "publishing leaves the table as it is"
+
+
 # -- BlockManager.free --
 
 
@@ -555,6 +606,19 @@ def test_contents_survive_their_request():
     manager.free(request)
     assert contents.block_ids == {0, 1}, (
         "the next request may begin with the same tokens: why forget the blocks now?"
+    )
+
+
+@pytest.mark.exercise("block_manager.BlockManager.free")
+def test_the_order_is_that_of_the_table():
+    """Block numbers say nothing: the table is [2, 0, 1]."""
+    manager = BlockManager(4, 4, prefixes=Contents(0, 1, 2))
+    request = make_request(range(12))
+    request.block_table = [2, 0, 1]
+    manager.pool.share([2, 0, 1])
+    manager.free(request)
+    assert list(manager.pool.free_ids) == [3, 1, 0, 2], (
+        "block 1 is the last of the table [2, 0, 1]: do you go by the blocks' numbers?"
     )
 
 

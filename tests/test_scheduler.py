@@ -348,6 +348,31 @@ def test_who_is_still_computed_by_a_step_in_flight_has_to_wait():
     assert scheduler.memory.tokens_of == {}, "it waits, so it holds nothing"
 
 
+@pytest.mark.exercise("scheduler.Scheduler.admit")
+def test_cached_tokens_belong_to_the_prefill():
+    """The memory knows 16 of 30: position 16 is still a prompt's."""
+    scheduler = make_scheduler(memory=Store(100, known=16))
+    request = make_request("a", 30)
+    scheduler.admit(request)
+    assert request.num_prefill_tokens == 30, (
+        "all 30 tokens come before decoding: do you take off those that were found?"
+    )
+    assert not request.is_decoding, "14 tokens of the prompt are not computed yet"
+
+
+@pytest.mark.exercise("scheduler.Scheduler.admit")
+def test_every_admission_sets_the_prefill_anew():
+    """Admitted with 4 tokens, preempted with 7."""
+    scheduler = make_scheduler(memory=Store(100))
+    request = make_request("a", 4)
+    request.num_preemptions, request.num_prefill_tokens = 1, 4
+    request.token_ids += [5, 6, 7]
+    scheduler.admit(request)
+    assert request.num_prefill_tokens == 7, (
+        "it was admitted before, with 4 tokens: does num_prefill_tokens still say so?"
+    )
+
+
 # -- Scheduler.schedule_waiting --
 
 
@@ -552,6 +577,28 @@ def test_who_is_alone_waits_while_a_step_is_unread():
     assert names(scheduler.running) == ["a"], "it keeps its place, and all that it has"
 
 
+@pytest.mark.exercise("scheduler.Scheduler.make_room")
+def test_a_decoding_request_may_use_the_watermark():
+    """The reserve of 5 in a memory for 10 is there for requests that grow."""
+    scheduler = make_scheduler(memory=Store(10, reserve=5))
+    request, output = running(scheduler, "a", 6), SchedulerOutput()
+    assert scheduler.make_room(request, output) is True, (
+        "7 of 10 fit, the reserve is for requests like this: do you keep the watermark from it?"
+    )
+
+
+@pytest.mark.exercise("scheduler.Scheduler.make_room")
+def test_a_request_that_waits_for_an_unread_step_is_not_preempted():
+    """It would lose what it has, for nothing."""
+    scheduler = make_scheduler(max_tokens=10)
+    request, output = running(scheduler, "a", 6), SchedulerOutput()
+    scheduler.memory.tokens_of["ended"] = 4
+    scheduler.num_unread_steps = 1
+    scheduler.make_room(request, output)
+    assert names(output.preempted) == [], "it is alone: whom does its preemption help?"
+    assert scheduler.memory.tokens_of["a"] == 6, "it keeps the memory for its 6 tokens"
+
+
 # -- Scheduler.schedule: order and budget --
 
 
@@ -691,6 +738,20 @@ def test_who_finds_no_room_gets_no_chunk():
     output = scheduler.schedule()
     assert plan(output) == ["old decodes 1"], "make_room said no for new: do you heed its answer?"
     scheduler.check()
+
+
+@pytest.mark.exercise("scheduler.Scheduler.schedule")
+def test_no_chunk_is_empty():
+    """Budget 8: the first of two prompts under way takes all of it."""
+    scheduler = make_scheduler(budget=8)
+    for name in "ab":
+        request = half_way(16, 8)
+        request.request_id = name
+        scheduler.memory.tokens_of[name] = 16
+        scheduler.running.append(request)
+    assert plan(scheduler.schedule()) == ["a prefills 8"], (
+        "nothing of the budget is left for b: does it get a chunk of 0 tokens?"
+    )
 
 
 def test_prompts_are_admitted_in_order_of_arrival():

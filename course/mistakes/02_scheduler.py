@@ -196,6 +196,58 @@ def admit(self, request: Request) -> bool:
     return True
 
 
+# rule 4: a prompt that is known by half counts as an answer
+@mistake(
+    "scheduler.Scheduler.admit",
+    "all 30 tokens come before decoding: do you take off those that were found?",
+)
+def admit(self, request: Request) -> bool:
+    if request.num_in_flight:
+        return False
+    num_cached_tokens = self.memory.reuse_prefix(request)
+    if not self.memory.allocate(request, request.num_tokens, bool(self.running)):
+        self.memory.free(request)
+        return False
+    request.num_computed_tokens = num_cached_tokens
+    request.num_prefill_tokens = request.num_tokens - num_cached_tokens
+    if request.num_preemptions == 0:
+        request.num_cached_tokens = num_cached_tokens
+    return True
+
+
+# rule 4
+@mistake("scheduler.Scheduler.admit", "does num_prefill_tokens still say so?")
+def admit(self, request: Request) -> bool:
+    if request.num_in_flight:
+        return False
+    num_cached_tokens = self.memory.reuse_prefix(request)
+    if not self.memory.allocate(request, request.num_tokens, bool(self.running)):
+        self.memory.free(request)
+        return False
+    request.num_computed_tokens = num_cached_tokens
+    request.num_prefill_tokens = request.num_prefill_tokens or request.num_tokens
+    if request.num_preemptions == 0:
+        request.num_cached_tokens = num_cached_tokens
+    return True
+
+
+# rule 4: a preempted request finds its own tokens
+@mistake(
+    "scheduler.Scheduler.admit",
+    "4 tokens were cached at the first admission: does the second one change that count?",
+)
+def admit(self, request: Request) -> bool:
+    if request.num_in_flight:
+        return False
+    num_cached_tokens = self.memory.reuse_prefix(request)
+    if not self.memory.allocate(request, request.num_tokens, bool(self.running)):
+        self.memory.free(request)
+        return False
+    request.num_cached_tokens = request.num_computed_tokens = num_cached_tokens
+    request.num_prefill_tokens = request.num_tokens
+    return True
+
+
 # -- Scheduler.schedule_waiting --
 
 
@@ -399,6 +451,38 @@ def make_room(self, request: Request, output: SchedulerOutput) -> bool:
     return True
 
 
+# rule 6
+@mistake(
+    "scheduler.Scheduler.make_room",
+    "7 of 10 fit, the reserve is for requests like this: do you keep the watermark from it?",
+)
+def make_room(self, request: Request, output: SchedulerOutput) -> bool:
+    while not self.memory.allocate(request, request.num_computed_tokens + 1, keep_watermark=True):
+        victim = self.running[-1]
+        if len(self.running) > 1:
+            self._preempt(victim, output)
+        elif not self.num_unread_steps:
+            self.running.clear()
+            self._fail(request, output)
+        if victim is request:
+            return False
+    return True
+
+
+# rule 8
+@mistake("scheduler.Scheduler.make_room", "it has ended: does it still stand in `running`?")
+def make_room(self, request: Request, output: SchedulerOutput) -> bool:
+    while not self.memory.allocate(request, request.num_computed_tokens + 1):
+        victim = self.running[-1]
+        if len(self.running) > 1:
+            self._preempt(victim, output)
+        elif not self.num_unread_steps:
+            self._fail(request, output)
+        if victim is request:
+            return False
+    return True
+
+
 # -- Scheduler.schedule --
 
 
@@ -493,5 +577,23 @@ def schedule(self) -> SchedulerOutput:
         budget = self.max_num_batched_tokens - output.num_tokens
         if budget > 0:
             self._take(next_chunk(request, budget), output)
+    self.schedule_waiting(output)
+    return output
+
+
+# rule 1
+@mistake(
+    "scheduler.Scheduler.schedule",
+    "nothing of the budget is left for b: does it get a chunk of 0 tokens?",
+)
+def schedule(self) -> SchedulerOutput:
+    output = SchedulerOutput()
+    for request in list(self.running):
+        wants_token = request.is_decoding and request.num_tokens < request.max_num_tokens
+        if wants_token and self.make_room(request, output):
+            self._take(next_chunk(request, budget=1), output)
+    for request in [r for r in self.running if not r.is_decoding]:
+        budget = self.max_num_batched_tokens - output.num_tokens
+        self._take(next_chunk(request, budget), output)
     self.schedule_waiting(output)
     return output
