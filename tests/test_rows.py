@@ -105,6 +105,26 @@ def test_all_new_blocks_travel_at_once():
     )
 
 
+@pytest.mark.exercise("rows.Rows.write_new_blocks")
+def test_ids_in_any_order_go_to_their_own_places():
+    """Tables that descend, of different lengths; one of them has gained nothing."""
+    first, second, third = (
+        make_request(name, [1], table)
+        for name, table in (("a", [9, 4, 6]), ("b", [2]), ("c", [8, 1]))
+    )
+    rows, (a, b, c) = rows_for(first, second, third)
+    rows.write_new_blocks([second], [b])
+    rows.write_new_blocks([third, second, first], [c, b, a])
+    written = rows.block_table[[a, b, c], :3].tolist()
+    assert written == [[9, 4, 6], [2, 0, 0], [8, 1, 0]], (
+        "tables [9, 4, 6], [2], [8, 1]: is each id written to its own row and place?"
+    )
+    assert [rows.num_blocks[row] for row in (a, b, c)] == [3, 1, 2], (
+        "3, 1 and 2 entries are on the device: does num_blocks say so for each row?"
+    )
+    assert first.block_table == [9, 4, 6], "the request's table is only read"
+
+
 def test_a_row_is_given_back_and_written_anew():
     """The next request finds nothing of the one before."""
     rows = Rows(max_num_seqs=1, max_model_len=8, max_blocks=2, device=CPU)

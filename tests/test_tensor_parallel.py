@@ -85,6 +85,16 @@ def test_neighbours_hold_the_head_that_their_queries_read():
     assert heads == [[0], [0], [0]], "one head for 3 ranks: does each of them hold it?"
 
 
+@pytest.mark.exercise("tensor_parallel.kv_heads_of")
+def test_four_ranks_share_eight_heads_in_order():
+    """The numbers are a range, as `entries_of` takes them."""
+    heads = [kv_heads_of(8, rank, 4) for rank in range(4)]
+    assert [list(mine) for mine in heads] == [[0, 1], [2, 3], [4, 5], [6, 7]], (
+        "8 heads for 4 ranks: do neighbours stay together?"
+    )
+    assert all(isinstance(mine, range) for mine in heads), "is a range returned in both cases?"
+
+
 def test_shares_are_disjoint_and_complete():
     """In the order of the ranks."""
     shares = [share_of(12, rank, 3) for rank in range(3)]
@@ -259,6 +269,16 @@ def test_no_more_than_the_part_is_read():
         cut(stored, part)
         assert stored.num_read == size, (
             "numbers read from the file: do you read all of it and cut then?"
+        )
+
+
+@pytest.mark.exercise("tensor_parallel.cut")
+def test_a_part_keeps_the_dtype_of_the_tensor():
+    """Also where rows of zeros are added."""
+    half = GRID.bfloat16()
+    for part in (Part(0, 1, 3, 5), Part(0, 3, 6, 5), Part(0, 6, 9, 5)):
+        assert cut(Stored(half), part).dtype == torch.bfloat16, (
+            "the tensor is bfloat16: of what type are your zeros?"
         )
 
 
