@@ -86,7 +86,14 @@ def test_a_step_without_filters_does_not_filter(monkeypatch: pytest.MonkeyPatch)
     """`any_filter` is known on the host; looking at every row costs time and changes nothing."""
     calls = []
 
-    def draw_filtered(token_ids: Tensor, *rest: Any) -> Tensor:
+    def draw_filtered(
+        token_ids: Tensor,
+        logits: Tensor,
+        weights: Tensor,
+        settings: Any,
+        uniforms: Tensor,
+        candidates: Any = (),
+    ) -> Tensor:
         calls.append(len(token_ids))
         return token_ids
 

@@ -294,7 +294,7 @@ def test_cached_tokens_are_counted_once():
     """Preempted and admitted again: what it finds now it has computed itself."""
     scheduler = make_scheduler(memory=Store(100, known=16))
     request = make_request("a", 30)
-    request.num_preemptions, request.num_cached_tokens = 1, 4
+    request.num_preemptions, request.num_prefill_tokens, request.num_cached_tokens = 1, 30, 4
     scheduler.admit(request)
     assert request.num_computed_tokens == 16, "16 tokens are computed, whoever computed them"
     assert request.num_cached_tokens == 4, (
