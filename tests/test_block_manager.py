@@ -176,16 +176,16 @@ def test_sharing_adds_an_owner():
     assert error is None, "an owned block is not in the queue: do you take it out all the same?"
     pool.share([1])
     assert pool.ref_counts == [2, 3, 0], "one more owner each time: do you add, or set?"
-    assert list(pool.free_ids) == [2], "block 2 is free, and nobody else's business"
+    assert list(pool.free_ids) == [2], "block 2 was not shared: it is still free"
 
 
 @pytest.mark.exercise("block_manager.BlockPool.share")
 def test_sharing_a_free_block_takes_it_out_of_the_queue():
-    """A hit on a block without an owner makes it owned; nobody else may be given it."""
+    """A hit on a block without an owner gives it one, so it can no longer be allocated."""
     pool = BlockPool(3)
     pool.share([1])
     assert list(pool.free_ids) == [0, 2], (
-        "block 1 has an owner now: is it still in the queue, for somebody else to take?"
+        "block 1 has an owner now: is it still in the queue, where it can be taken?"
     )
     assert pool.ref_counts == [0, 1, 0], "block 1 had no owner and has one now"
 
@@ -195,7 +195,7 @@ def test_sharing_keeps_the_content():
     """The content is the reason for sharing."""
     contents = Contents(0, 1)
     BlockPool(2, contents).share([0])
-    assert contents.block_ids == {0, 1}, "nobody overwrites a shared block: why forget its content?"
+    assert contents.block_ids == {0, 1}, "a shared block is only read: why forget its content?"
 
 
 # -- BlockPool.free --
@@ -242,15 +242,15 @@ def test_blocks_without_content_are_used_before_cached_ones():
 
 @pytest.mark.exercise("block_manager.BlockPool.free")
 def test_freeing_once_too_often_does_not_go_unseen():
-    """Whoever frees a block that nobody owns has a bug: an error, or a count that shows it."""
+    """Freeing a block without an owner is a bug: an error, or a count that shows it."""
     pool = BlockPool(2)
     error = error_of(pool.free, [0]) or error_of(pool.check)
-    assert error is not None, "nobody owned block 0: do you hide that by stopping at 0?"
+    assert error is not None, "block 0 had no owner: do you hide that by stopping at 0?"
 
 
 @pytest.mark.exercise("block_manager.BlockPool.free")
 def test_freeing_keeps_the_content():
-    """A free block is still found, until somebody takes it."""
+    """A free block is still found, until it is taken."""
     contents = Contents()
     pool = BlockPool(2, contents)
     block_ids = pool.allocate(2)
@@ -316,7 +316,7 @@ def test_growth_may_use_the_reserve():
 
 @pytest.mark.exercise("block_manager.BlockManager.can_allocate")
 def test_nothing_can_always_be_taken():
-    """Whoever needs no block is not held up by a pool that is empty, or by the watermark."""
+    """A request that needs no block is not refused by an empty pool or by the watermark."""
     manager = make_manager(num_blocks=4, watermark=0.5)
     manager.pool.allocate(4)
     assert manager.can_allocate(0, False), "no block is wanted, so none is missing"
@@ -489,7 +489,7 @@ def test_only_computed_tokens_count():
     manager, recorder, request = make_recorded(range(8), [7, 3])
     manager.publish(request, 7)
     assert [block_id for _, _, block_id in recorder.inserts] == [7], (
-        "the request knows 8 tokens, 7 are computed: do you publish what nobody has written yet?"
+        "the request knows 8 tokens, 7 are computed: do you publish what is not written yet?"
     )
 
 
@@ -511,16 +511,16 @@ def test_publishing_goes_on_where_it_stopped():
 def test_reused_blocks_are_known_already():
     """Two blocks came out of the cache: the third follows the last of their nodes."""
     manager, recorder, request = make_recorded(range(12), [7, 3, 5])
-    request.num_published_blocks, request.last_published = 2, "node of somebody else"
+    request.num_published_blocks, request.last_published = 2, "node of another request"
     manager.publish(request, 12)
-    assert recorder.inserts == [("node of somebody else", [8, 9, 10, 11], 5)], (
+    assert recorder.inserts == [("node of another request", [8, 9, 10, 11], 5)], (
         "two blocks were reused, one is new: does it follow last_published?"
     )
 
 
 @pytest.mark.exercise("block_manager.BlockManager.publish")
 def test_a_request_without_blocks_publishes_nothing():
-    """It was preempted while its step was computed: its blocks are somebody else's now."""
+    """It was preempted while its step was computed: its blocks belong to another one now."""
     manager, recorder, request = make_recorded(range(8), [])
     error = error_of(manager.publish, request, 8)
     assert error is None, "its blocks are gone: do you ask for more of them than the table has?"
@@ -552,7 +552,7 @@ def test_all_blocks_come_back():
     manager.allocate(request, 10)
     manager.free(request)
     assert manager.pool.num_free == 4, "all three blocks are free again: do you give back each?"
-    assert manager.pool.ref_counts == [0, 0, 0, 0], "it was the only owner: nobody owns them now"
+    assert manager.pool.ref_counts == [0, 0, 0, 0], "it was the only owner: they have none now"
 
 
 @pytest.mark.exercise("block_manager.BlockManager.free")
@@ -576,7 +576,7 @@ def test_the_request_owns_nothing_afterwards():
     manager.allocate(request, 8)
     request.num_published_blocks, request.last_published = 2, "node 1"
     manager.free(request)
-    assert request.block_table == [], "its blocks are somebody else's: is the table still full?"
+    assert request.block_table == [], "it owns no block any more: is the table still full?"
     assert request.num_published_blocks == 0, "none of its next blocks is published: is it 0?"
     assert request.last_published is None, "its next block has no node before it: is it None?"
 
@@ -673,7 +673,7 @@ def test_a_fully_cached_prompt_still_leaves_its_last_token():
 
 
 def test_blocks_outlive_their_request_until_they_are_needed():
-    """Freed blocks with content are free and found, until somebody takes them."""
+    """Freed blocks with content are free and found, until they are taken."""
     manager = make_manager(num_blocks=3, cached=True)
     first = make_request(range(9), "a")
     run(manager, first)

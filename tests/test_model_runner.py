@@ -243,7 +243,7 @@ class Favourites(StandInModel):
         ({"repetition_penalty": 1e9}, [3, 2, 1, 3, 3, 3]),
     ],
 )
-def test_penalties_see_the_tokens_of_steps_that_nobody_has_read(penalty, expected):
+def test_penalties_see_the_tokens_of_unread_steps(penalty, expected):
     """Six steps in flight: each knows what those before it sampled, from the rows alone.
 
     The prompt has token 0, whose 0.5 only repetition minds. 2 - 1.25 is 0.75, and 2 - 2 x 0.75 is
@@ -256,7 +256,7 @@ def test_penalties_see_the_tokens_of_steps_that_nobody_has_read(penalty, expecte
     assert launch_all(engine, request, 6) == expected
 
 
-def test_min_tokens_hold_in_steps_that_nobody_has_read():
+def test_min_tokens_hold_in_unread_steps():
     """The stop token is the favourite, and comes third at the earliest."""
     engine = make_sampling_engine()
     engine.runner.model = Favourites()

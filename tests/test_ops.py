@@ -521,7 +521,7 @@ class Paged:
         self.lens, width = lens, max(lens) // BLOCK + 2
         order = torch.randperm(len(lens) * width + 1, generator=make)
         self.table = torch.zeros(len(lens), width, dtype=torch.int32)
-        # What was never written is large: whoever reads it is far off.
+        # What was never written is large: reading it gives a result that is far off.
         shape = (len(order), BLOCK, kv_heads, head_dim)
         self.k_cache, self.v_cache = torch.full(shape, 50.0), torch.full(shape, 50.0)
         self.k, self.v = [], []
@@ -613,7 +613,7 @@ def test_attention_in_bfloat16_is_float32_up_to_rounding(mix: str) -> None:
 
 
 def test_what_was_not_written_changes_nothing() -> None:
-    """Slots past a request's length, and blocks of nobody, may hold any finite number."""
+    """Slots past a request's length, and blocks of no request, may hold any finite number."""
     paged = Paged([5, 2, 4], kv_heads=1, head_dim=4)
     make = torch.Generator().manual_seed(2)
     prompts, decodes = torch.randn(6, 2, 4, generator=make), torch.randn(3, 2, 4, generator=make)

@@ -96,7 +96,7 @@ def test_blocks_in_another_order_have_another_key():
 
 @pytest.mark.exercise("prefix_cache.hash_block")
 def test_a_key_is_a_number_and_the_same_each_time():
-    """Whoever asks later must get the same key."""
+    """A later call must get the same key."""
     key = hash_block(0, (7, 8))
     assert isinstance(key, int), f"{key!r} is no int: did you build the pair and not hash it?"
     assert hash_block(0, (7, 8)) == key, "the same block, asked again, has the same key"
@@ -279,7 +279,7 @@ def test_a_match_holds_the_tokens_asked_for():
 
 @pytest.mark.exercise("prefix_cache.PrefixCache.forget")
 def test_a_forgotten_block_is_not_found():
-    """It gets other content: who finds it by the old one reads somebody else's keys."""
+    """It gets other content: a request that finds it by the old one reads wrong keys."""
     cache = PrefixCache(2)
     first, second = filed_chain(cache, [1, 2, 3, 4], [10, 11])
     cache.forget(11)

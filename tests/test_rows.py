@@ -30,7 +30,7 @@ def rows_for(*requests):
 
 @pytest.mark.exercise("rows.Rows.write_new_blocks")
 def test_each_request_gets_its_blocks_into_its_own_row():
-    """Whatever its place in the step; nobody else's row is touched."""
+    """Whatever its place in the step; no other row is touched."""
     first, second = make_request("a", [1], [7, 8]), make_request("b", [1], [3])
     rows, (a, b) = rows_for(first, second)
     rows.write_new_blocks([second, first], [b, a])
@@ -39,7 +39,7 @@ def test_each_request_gets_its_blocks_into_its_own_row():
         "b comes first in the step: does each table go into the request's own row?"
     )
     other = ({0, 1, 2} - {a, b}).pop()
-    assert not rows.block_table[other].any(), "a row that is in nobody's hands stays as it is"
+    assert not rows.block_table[other].any(), "a row without a request stays as it is"
 
 
 @pytest.mark.exercise("rows.Rows.write_new_blocks")

@@ -247,7 +247,7 @@ def test_the_flags_change_no_token() -> None:
 
 
 def test_a_step_in_slices_gives_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How many rows fit the cache is nobody's business."""
+    """The number of rows that fit the cache changes no token."""
     logits = torch.randn(20, 1000, generator=torch.Generator().manual_seed(0))
     settings = make_rows(20, top_p=0.9, seed=range(20))
     whole = sample(logits, settings, torch.arange(20))

@@ -296,14 +296,14 @@ def test_cached_tokens_are_counted_once():
     request = make_request("a", 30)
     request.num_preemptions, request.num_prefill_tokens, request.num_cached_tokens = 1, 30, 4
     scheduler.admit(request)
-    assert request.num_computed_tokens == 16, "16 tokens are computed, whoever computed them"
+    assert request.num_computed_tokens == 16, "16 tokens are computed, no matter by which request"
     assert request.num_cached_tokens == 4, (
         "4 tokens were cached at the first admission: does the second one change that count?"
     )
 
 
 @pytest.mark.exercise("scheduler.Scheduler.admit")
-def test_who_is_not_admitted_holds_nothing():
+def test_a_refused_request_holds_no_memory():
     """40 of 50 are taken, 30 wanted, 16 of them known."""
     scheduler = make_scheduler(memory=Store(50, known=16))
     running(scheduler, "old", 40)
@@ -328,16 +328,16 @@ def test_a_newcomer_leaves_the_watermark_to_those_that_run():
 
 
 @pytest.mark.exercise("scheduler.Scheduler.admit")
-def test_with_nobody_running_no_watermark_is_kept():
-    """A reserve of 10 in a memory for 100, for nobody."""
+def test_without_running_requests_no_watermark_is_kept():
+    """A reserve of 10 in a memory for 100, and no running request."""
     scheduler = make_scheduler(memory=Store(100, reserve=10))
     assert scheduler.admit(make_request("a", 95)), (
-        "nobody runs, so the reserve is for nobody: would `a` have to wait for ever?"
+        "no request runs that could use the reserve: would `a` have to wait for ever?"
     )
 
 
 @pytest.mark.exercise("scheduler.Scheduler.admit")
-def test_who_is_still_computed_by_a_step_in_flight_has_to_wait():
+def test_a_request_in_flight_is_not_admitted():
     """Preempted while its last step was on its way: a token of it is not read yet."""
     scheduler = make_scheduler(memory=Store(100))
     request = make_request("a", 30)
@@ -377,7 +377,7 @@ def test_every_admission_sets_the_prefill_anew():
 
 
 @pytest.mark.exercise("scheduler.Scheduler.schedule_waiting")
-def test_who_runs_waits_no_longer():
+def test_an_admitted_request_leaves_the_queue():
     """From the queue's head to the end of `running`, with a chunk in the step."""
     scheduler = make_scheduler(requests=[make_request("a")])
     running(scheduler, "old", 6)
@@ -401,7 +401,7 @@ def test_prompts_fill_the_budget_in_order_of_arrival():
 
 
 @pytest.mark.exercise("scheduler.Scheduler.schedule_waiting")
-def test_what_the_step_has_already_comes_off_the_budget():
+def test_chunks_in_the_step_count_against_the_budget():
     """Budget 10, one token of it taken by a decode."""
     scheduler = make_scheduler(budget=10, requests=[make_request("b", 20)])
     output = SchedulerOutput([Chunk(make_request("a"), 4, 1, samples=True, is_decode=True)])
@@ -413,7 +413,7 @@ def test_what_the_step_has_already_comes_off_the_budget():
 
 
 @pytest.mark.exercise("scheduler.Scheduler.schedule_waiting")
-def test_an_empty_budget_admits_nobody():
+def test_an_empty_budget_admits_no_request():
     """All of it went to the running ones: a chunk of no tokens would be no chunk."""
     scheduler = make_scheduler(budget=1, requests=[make_request("b", 20)])
     output = SchedulerOutput([Chunk(make_request("a"), 4, 1, samples=True, is_decode=True)])
@@ -433,7 +433,7 @@ def test_no_more_requests_run_than_there_are_rows():
 
 
 @pytest.mark.exercise("scheduler.Scheduler.schedule_waiting")
-def test_nobody_overtakes():
+def test_no_request_overtakes():
     """20 of 100 are taken: 90 do not fit, 2 behind them would."""
     requests = [make_request("big", 90), make_request("small", 2)]
     scheduler = make_scheduler(max_tokens=100, requests=requests)
@@ -447,7 +447,7 @@ def test_nobody_overtakes():
 
 
 @pytest.mark.exercise("scheduler.Scheduler.schedule_waiting")
-def test_who_does_not_fit_now_waits():
+def test_a_request_that_does_not_fit_now_waits():
     """Memory comes free when those that run come to their end."""
     scheduler = make_scheduler(max_tokens=100, requests=[make_request("big", 90)])
     running(scheduler, "old", 20)
@@ -460,21 +460,21 @@ def test_who_does_not_fit_now_waits():
 
 
 @pytest.mark.exercise("scheduler.Scheduler.schedule_waiting")
-def test_who_can_never_fit_fails_alone():
-    """Nobody holds memory, and 50 tokens do not fit into 20."""
+def test_only_the_request_that_can_never_fit_fails():
+    """No request holds memory, and 50 tokens do not fit into 20."""
     requests = [make_request("huge", 50), make_request("b", 4)]
     scheduler = make_scheduler(max_tokens=20, requests=requests)
     output = SchedulerOutput()
     error = error_of(scheduler.schedule_waiting, output)
     assert error is None, "one request fails, the engine goes on: do you raise?"
     assert names(output.failed) == ["huge"], (
-        "nobody runs, so no memory will come free: does huge wait for ever?"
+        "no request runs, so no memory will become free: does huge wait for ever?"
     )
     assert plan(output) == ["b prefills 4"], "huge failed alone: does the next one get its turn?"
 
 
 @pytest.mark.exercise("scheduler.Scheduler.schedule_waiting")
-def test_nobody_fails_while_a_step_is_unread():
+def test_no_request_fails_while_a_step_is_unread():
     """A finished request keeps its memory until the last step that writes to it is read."""
     scheduler = make_scheduler(max_tokens=20, requests=[make_request("a", 15)])
     scheduler.memory.tokens_of["ended"] = 10
@@ -498,7 +498,7 @@ def test_room_that_is_there_is_taken():
         "the 7th token fits: do you ask for more than one, or is a `return True` missing?"
     )
     assert scheduler.memory.tokens_of == {"a": 7}, "6 are computed: is there room for the 7th?"
-    assert names(output.preempted) == [], "there was room: nobody has to go"
+    assert names(output.preempted) == [], "there was room: no request has to be preempted"
 
 
 @pytest.mark.exercise("scheduler.Scheduler.make_room")
@@ -530,33 +530,33 @@ def test_as_many_go_as_must_and_no_more():
 
 @pytest.mark.exercise("scheduler.Scheduler.make_room")
 def test_the_newest_gives_way_itself():
-    """The newest one needs a token, and nobody is newer."""
+    """The newest one needs a token itself."""
     scheduler = make_scheduler(max_tokens=12)
     _, new = running(scheduler, "old", 6), running(scheduler, "new", 6)
     output = SchedulerOutput()
     assert scheduler.make_room(new, output) is False, (
-        "new was thrown out itself and owns nothing: may it still compute a token?"
+        "new was preempted itself and owns nothing: may it still compute a token?"
     )
-    assert names(output.preempted) == ["new"], "nobody is newer than new: it goes itself"
+    assert names(output.preempted) == ["new"], "new is the newest: it is preempted itself"
     assert names(scheduler.running) == ["old"], "old has done nothing wrong"
 
 
 @pytest.mark.exercise("scheduler.Scheduler.make_room")
-def test_who_is_alone_and_does_not_fit_fails():
+def test_a_request_that_is_alone_and_does_not_fit_fails():
     """A memory for 6 tokens, and a 7th is needed."""
     scheduler = make_scheduler(max_tokens=6, requests=[make_request("next")])
     request, output = running(scheduler, "a", 6), SchedulerOutput()
     error = error_of(scheduler.make_room, request, output)
     assert error is None, "one request fails, the engine goes on: do you raise?"
     assert names(output.preempted) == [], (
-        "alone, it would come back, grow and be thrown out again, for ever: who ends that?"
+        "alone, it would come back, grow and be preempted again, for ever: who ends that?"
     )
     assert names(output.failed) == ["a"], "it needs 7 tokens, there are 6 in all: it fails"
     assert names(scheduler.running) == [], "it has ended: does it still stand in `running`?"
 
 
 @pytest.mark.exercise("scheduler.Scheduler.make_room")
-def test_who_fails_gets_no_token():
+def test_a_failed_request_gets_no_token():
     """The answer is False for it, too."""
     scheduler = make_scheduler(max_tokens=6)
     request = running(scheduler, "a", 6)
@@ -564,7 +564,7 @@ def test_who_fails_gets_no_token():
 
 
 @pytest.mark.exercise("scheduler.Scheduler.make_room")
-def test_who_is_alone_waits_while_a_step_is_unread():
+def test_a_request_that_is_alone_waits_for_unread_steps():
     """A finished request keeps its memory until the last step that writes to it is read."""
     scheduler = make_scheduler(max_tokens=10)
     request, output = running(scheduler, "a", 6), SchedulerOutput()
@@ -621,7 +621,7 @@ def test_decodes_go_first_and_prompts_fill_the_rest():
     running(scheduler, "a", 4)
     output = scheduler.schedule()
     assert plan(output) == ["a decodes 1", "b prefills 9"], (
-        "a is answering, b is new: does everybody that decodes get a token before any prompt?"
+        "a is answering, b is new: does every decoding request get a token before any prompt?"
     )
     read(scheduler, output)
     output = scheduler.schedule()
@@ -723,15 +723,15 @@ def test_the_newest_request_is_preempted_and_comes_back_first():
     running(scheduler, "new", 6)
     output = scheduler.schedule()
     assert plan(output) == ["old decodes 1"], (
-        "new was thrown out for old's token: does it get a chunk all the same?"
+        "new was preempted for old's token: does it get a chunk all the same?"
     )
     assert names(scheduler.waiting) == ["new", "later"], "new waits at the head of the queue"
     scheduler.check()
 
 
 @pytest.mark.exercise("scheduler.Scheduler.schedule")
-def test_who_finds_no_room_gets_no_chunk():
-    """The newest one needs a token itself, and nobody is newer."""
+def test_a_request_without_room_gets_no_chunk():
+    """The newest one needs a token itself."""
     scheduler = make_scheduler(max_tokens=13)
     running(scheduler, "old", 6)
     running(scheduler, "new", 6)
@@ -755,7 +755,7 @@ def test_no_chunk_is_empty():
 
 
 def test_prompts_are_admitted_in_order_of_arrival():
-    """Nobody overtakes: a small request behind a big one waits for it."""
+    """A small request behind a big one waits for it."""
     requests = [make_request("big", num_prompt=90), make_request("small", num_prompt=2)]
     scheduler = make_scheduler(max_tokens=100, requests=[make_request("first", 20), *requests])
     assert names(c.request for c in step(scheduler).chunks) == ["first"]
@@ -850,7 +850,7 @@ def test_tokens_found_after_a_preemption_are_not_counted_as_cached():
     assert new.num_cached_tokens == 0
 
 
-def test_nobody_overtakes_the_one_thrown_out():
+def test_no_request_overtakes_a_preempted_one():
     """There is room for a tiny request, but the preempted one stands before it."""
     requests = [make_request("a", 5), make_request("b", 5), make_request("tiny", 1)]
     scheduler = make_scheduler(max_tokens=17, max_num_seqs=3, requests=requests[:2])
@@ -874,7 +874,7 @@ def test_a_preempted_request_is_prefilled_up_to_its_last_token():
     assert shape(step(scheduler)) == [("new", 7, 1, True, True)]
 
 
-def test_with_nobody_running_no_reserve_is_kept():
+def test_a_prompt_that_needs_every_block_is_admitted_alone():
     """A prompt that needs every block is admitted alone instead of waiting for ever."""
     memory = BlockManager(4, 4, watermark=0.5)
     scheduler = Scheduler(memory, 8, 64)
@@ -901,7 +901,7 @@ def test_a_request_that_can_never_fit_fails_alone():
 
 
 def test_a_running_request_that_outgrows_all_memory_fails_alone():
-    """Nobody is left to preempt: it ends with an error, the next one runs."""
+    """It runs alone, so it ends with an error, and the next one runs."""
     big, small = make_request("big", 8, max_tokens=20), make_request("small", 4, max_tokens=2)
     scheduler = make_scheduler(max_tokens=10, requests=[big, small])
     for _ in range(8):
@@ -973,7 +973,7 @@ def test_a_preempted_request_waits_for_its_token_in_flight():
 
 
 def test_a_preempted_request_may_finish_with_its_token_in_flight():
-    """It was thrown out a moment too early: it has all its tokens and is not computed again."""
+    """It has all its tokens when the step is read, so it is not computed again."""
     old, new = make_request("old", 5, max_tokens=9), make_request("new", 5, max_tokens=2)
     scheduler = make_scheduler(max_tokens=12, requests=[old, new])
     scheduler.update(scheduler.schedule(), [1, 2])

@@ -132,8 +132,8 @@ def test_the_keys_of_a_chunk_end_with_it():
 
 
 @pytest.mark.exercise("step_input.gather")
-def test_what_the_host_knows_is_handed_on():
-    """Nobody has to ask the device for a maximum."""
+def test_numbers_of_the_host_are_passed_on():
+    """The device is not asked for a maximum."""
     rows, plan = two_rows()
     plan.num_decodes, plan.max_query_len, plan.max_seq_len = 1, 40, 60
     inputs = gather(rows, plan, 4, slot_mapping)
@@ -239,7 +239,7 @@ def test_a_decode_step_is_gathered_like_chunks_of_one_token():
 
 
 def test_padding_touches_no_row_of_a_request():
-    """It reads and writes the padding row alone, and the block that is nobody's."""
+    """It reads and writes only the padding row and the padding block."""
     rows = Rows(max_num_seqs=2, max_model_len=1, max_blocks=1, device=CPU, padding_block=9)
     plan = padding_plan([1, 1], rows.padding_row, 1, CPU)
     inputs = gather(rows, plan, 4, slot_mapping)

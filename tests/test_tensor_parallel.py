@@ -373,7 +373,7 @@ def embed(token_ids, watch=None):
 
 @pytest.mark.exercise("tensor_parallel.VocabParallelEmbedding.forward")
 def test_every_token_gets_its_row():
-    """Whoever holds it; the others add zeros."""
+    """From the rank that holds it; the others add zeros."""
     results, apart = embed([3, 0, 4, 1])
     assert apart is None, "every rank waits for the others: do all of them come to the sum?"
     rows = [[4, 40], [1, 10], [5, 50], [2, 20]]
@@ -396,7 +396,7 @@ def test_a_rank_without_tokens_comes_all_the_same():
 
 @pytest.mark.exercise("tensor_parallel.VocabParallelEmbedding.forward")
 def test_the_token_ids_stay_as_they_are():
-    """They are the step's: whoever comes next reads them."""
+    """They belong to the step, which reads them again."""
     results, _ = embed([3, 0, 4])
     ids = [ids for _, ids in results]
     assert ids == [[3, 0, 4]] * 3, "do you write into input_ids?"

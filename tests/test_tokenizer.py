@@ -180,7 +180,7 @@ def test_no_token_gets_lost():
 
 
 @pytest.mark.exercise("tokenizer.merge_pair")
-def test_what_is_given_stays_as_it_is():
+def test_arguments_are_not_changed():
     """The caller may need it again."""
     tokens = ["l", "o", "w"]
     merge_pair(tokens, ("l", "o"))
@@ -220,7 +220,7 @@ def test_rank_decides_and_not_length():
 
 
 @pytest.mark.exercise("tokenizer.encode_word")
-def test_what_nothing_joins_stays_single():
+def test_characters_without_a_merge_stay_single():
     """The characters themselves are tokens."""
     assert encode_word("xyz", MERGES) == ["x", "y", "z"], "no pair of xyz is in the list"
     assert encode_word("", MERGES) == [], "a word without characters has no tokens"
@@ -270,7 +270,7 @@ def test_a_program_may_write_special_tokens():
 
 @pytest.mark.exercise("tokenizer.Tokenizer.encode")
 def test_added_tokens_that_are_not_special_always_count():
-    """They control nothing, so nobody has to be kept from writing them."""
+    """They control nothing, so a text may contain them."""
     tokenizer = small()
     assert tokenizer.encode("low<t>") == [LOW, THINK], (
         "<t> is an added token, and not special: do you look for no added token at all?"
@@ -298,7 +298,7 @@ def test_the_ids_around_a_text_can_be_left_out():
 
 
 @pytest.mark.exercise("tokenizer.Tokenizer.encode")
-def test_what_is_no_text_is_refused_at_the_door():
+def test_only_text_is_accepted():
     """An empty list looks like an empty text, and is none."""
     tokenizer = small()
     error = error_of(tokenizer.encode, [])
@@ -397,7 +397,7 @@ def test_skipped_tokens_leave_no_trace():
 
 @pytest.mark.exercise("tokenizer.Detokenizer.push")
 def test_special_tokens_that_are_not_skipped_are_text():
-    """Whoever wants to see them says so."""
+    """With skip_special_tokens=False they are shown."""
     detokenizer = stream(b"a", b"<e>", special=[1], skip_special_tokens=False)
     assert detokenizer.push(1) == "<e>", "skipped_ids is empty here: which ids do you skip?"
 

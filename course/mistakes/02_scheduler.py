@@ -147,7 +147,7 @@ def admit(self, request: Request) -> bool:
 # rule 6
 @mistake(
     "scheduler.Scheduler.admit",
-    "nobody runs, so the reserve is for nobody: would `a` have to wait for ever?",
+    "no request runs that could use the reserve: would `a` have to wait for ever?",
 )
 def admit(self, request: Request) -> bool:
     if request.num_in_flight:
@@ -328,7 +328,7 @@ def schedule_waiting(self, output: SchedulerOutput) -> None:
 # rule 8
 @mistake(
     "scheduler.Scheduler.schedule_waiting",
-    "nobody runs, so no memory will come free: does huge wait for ever?",
+    "no request runs, so no memory will become free: does huge wait for ever?",
 )
 def schedule_waiting(self, output: SchedulerOutput) -> None:
     budget = self.max_num_batched_tokens - output.num_tokens
@@ -386,7 +386,7 @@ def make_room(self, request: Request, output: SchedulerOutput) -> bool:
 # rule 8
 @mistake(
     "scheduler.Scheduler.make_room",
-    "alone, it would come back, grow and be thrown out again, for ever: who ends that?",
+    "alone, it would come back, grow and be preempted again, for ever: who ends that?",
 )
 def make_room(self, request: Request, output: SchedulerOutput) -> bool:
     while not self.memory.allocate(request, request.num_computed_tokens + 1):
@@ -437,7 +437,7 @@ def make_room(self, request: Request, output: SchedulerOutput) -> bool:
 # rule 7
 @mistake(
     "scheduler.Scheduler.make_room",
-    "new was thrown out itself and owns nothing: may it still compute a token?",
+    "new was preempted itself and owns nothing: may it still compute a token?",
 )
 def make_room(self, request: Request, output: SchedulerOutput) -> bool:
     while not self.memory.allocate(request, request.num_computed_tokens + 1):
@@ -489,7 +489,7 @@ def make_room(self, request: Request, output: SchedulerOutput) -> bool:
 # rule 2
 @mistake(
     "scheduler.Scheduler.schedule",
-    "a is answering, b is new: does everybody that decodes get a token before any prompt?",
+    "a is answering, b is new: does every decoding request get a token before any prompt?",
 )
 def schedule(self) -> SchedulerOutput:
     output = SchedulerOutput()
@@ -547,7 +547,7 @@ def schedule(self) -> SchedulerOutput:
 # rule 7
 @mistake(
     "scheduler.Scheduler.schedule",
-    "new was thrown out for old's token: does it get a chunk all the same?",
+    "new was preempted for old's token: does it get a chunk all the same?",
 )
 def schedule(self) -> SchedulerOutput:
     output = SchedulerOutput()

@@ -155,7 +155,7 @@ def allocate(self, num_blocks: int) -> list[int]:
 # rule 2
 @mistake(
     "block_manager.BlockPool.share",
-    "block 1 has an owner now: is it still in the queue, for somebody else to take?",
+    "block 1 has an owner now: is it still in the queue, where it can be taken?",
 )
 def share(self, block_ids: Iterable[int]) -> None:
     for block_id in block_ids:
@@ -182,9 +182,7 @@ def share(self, block_ids: Iterable[int]) -> None:
 
 
 # rule 6
-@mistake(
-    "block_manager.BlockPool.share", "nobody overwrites a shared block: why forget its content?"
-)
+@mistake("block_manager.BlockPool.share", "a shared block is only read: why forget its content?")
 def share(self, block_ids: Iterable[int]) -> None:
     for block_id in block_ids:
         if self.ref_counts[block_id] == 0:
@@ -236,7 +234,7 @@ def free(self, block_ids: Iterable[int]) -> None:
 
 
 # rule 3
-@mistake("block_manager.BlockPool.free", "nobody owned block 0: do you hide that by stopping at 0?")
+@mistake("block_manager.BlockPool.free", "block 0 had no owner: do you hide that by stopping at 0?")
 def free(self, block_ids: Iterable[int]) -> None:
     for block_id in block_ids:
         if self.ref_counts[block_id] > 0:
