@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -147,8 +148,16 @@ def test_messages_are_json():
 # -- a worker's side --
 
 
+@dataclass
+class Plan:
+    """What a runner plans of a step; a dataclass, as the real one is."""
+
+    chunks: list[Chunk]
+    is_plain: bool = True
+
+
 class Runner:
-    """Notes what is asked of it; it has `num_rows` rows."""
+    """Records its calls; it has `num_rows` rows."""
 
     def __init__(self, num_rows=2):
         self.num_rows, self.holding = num_rows, set()
@@ -159,7 +168,7 @@ class Runner:
         if len(self.holding) > self.num_rows:
             raise LookupError(f"{len(self.holding)} requests for {self.num_rows} rows")
         self.chunks.append(list(chunks))
-        return SimpleNamespace(is_plain=True, chunks=list(chunks))
+        return Plan(list(chunks))
 
     def step(self, plan):
         self.stepped.append(plan)
