@@ -13,13 +13,13 @@ import torch
 
 from minivllm.assembly.backends import Backend, choose_backend, load_backend
 from minivllm.assembly.devices import choose_device, choose_dtype
+from minivllm.assembly.ranks import agree, assemble, closed_on_error
 from minivllm.assembly.sizing import fill_in
 from minivllm.checkpoint.hub import resolve_model
 from minivllm.checkpoint.weights import load_model, read_config
 from minivllm.config import EngineConfig, replace, set_value
 from minivllm.cuda_graphs import StepGraphs
 from minivllm.distributed.process_group import ProcessGroup
-from minivllm.distributed.workers import agree, assemble, closed_on_error
 from minivllm.gpu.prompt_buckets import PromptBuckets
 from minivllm.leader import Leader
 from minivllm.logits_processors import rank_tokens
