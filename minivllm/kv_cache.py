@@ -62,11 +62,6 @@ def longest_request(
     with `memory`, a sentence on how the memory is used.
     """
     fits = num_blocks * block_size
-    if wanted is not None and wanted > model_max:
-        raise ValueError(
-            f"max_model_len={wanted} is more than the model was trained for ({model_max} tokens);"
-            f" lower it to {model_max}"
-        )
     if num_blocks == 0:
         raise ValueError(
             "no block of the KV cache fits into memory; raise memory_utilization or set"

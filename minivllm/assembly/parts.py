@@ -14,7 +14,7 @@ import torch
 from minivllm.assembly.backends import Backend, choose_backend, load_backend
 from minivllm.assembly.devices import choose_device, choose_dtype
 from minivllm.assembly.ranks import agree, assemble, closed_on_error
-from minivllm.assembly.sizing import fill_in
+from minivllm.assembly.sizing import fill_in, require_trained_length
 from minivllm.checkpoint.hub import resolve_model
 from minivllm.checkpoint.weights import load_model, read_config
 from minivllm.config import EngineConfig, replace, set_value
@@ -65,7 +65,7 @@ def load_rank(
     )
     backend = load_backend(name)
     config = replace(config, attention_backend=name)
-    max_len = config.max_model_len or shape.max_position
+    max_len = require_trained_length(config, shape.max_position)
     load = (path, shape, dtype, device, max_len)
     if group is None:
         model = load_model(*load, ops=backend.ops, progress=progress)
