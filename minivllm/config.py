@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,6 +86,8 @@ class EngineConfig:
             require_text("model_path", self.model_path)
         require_choice("dtype", self.dtype, DTYPES)
         require_text("device", self.device)
+        if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", self.device):
+            raise ValueError(f"device={self.device!r} must be auto, cpu, cuda or cuda:N")
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "num_kv_blocks"):
             if getattr(self, name) is not None:
                 require_int(name, getattr(self, name), 1)

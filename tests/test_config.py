@@ -35,6 +35,8 @@ def test_defaults_are_valid():
         ("model_path", ""),
         ("dtype", "float8"),
         ("device", ""),
+        ("device", "mps"),
+        ("device", "cuda:x"),
         ("max_num_seqs", 0),
         ("max_num_seqs", True),
         ("max_num_seqs", 2.0),

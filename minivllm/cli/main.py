@@ -90,7 +90,8 @@ def _run(arguments: argparse.Namespace) -> int:
         note(f"minivllm: {error}")
         return 2
     except NotImplementedError as error:
-        note(f"minivllm: not implemented: {error}")
+        first, *_ = str(error).splitlines() or [""]  # PyTorch's own has a hundred
+        note(f"minivllm: not implemented: {first[:200]}")
         return 2
     except ValueError as error:
         note(f"minivllm: {error}")
