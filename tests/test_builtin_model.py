@@ -220,7 +220,7 @@ def test_a_damaged_file_is_made_again(tmp_path, name, damage):
 
 
 def test_a_copied_cache_is_used_as_it_is(tmp_path):
-    """Other times with the same content are no damage."""
+    """Other times with the same content do not count as damage."""
     directory = make(tmp_path)
     for name in FILES:
         os.utime(directory / name, (1, 1))

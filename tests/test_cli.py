@@ -232,7 +232,7 @@ def test_bench_prints_a_row_for_each_workload(checkpoint, tmp_path, capsys):
         assert f"\n{workload} " in output
 
 
-def test_bench_skips_what_there_is_no_time_for(checkpoint, monkeypatch, capsys):
+def test_bench_skips_workloads_when_time_is_over(checkpoint, monkeypatch, capsys):
     """On a clock on which every run takes 40 of 100 seconds: two workloads of four, once each,
     and a third that was begun in time."""
     clock = SimpleNamespace(now=0.0)
@@ -297,7 +297,7 @@ OUTPUTS = {
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
 @pytest.mark.parametrize("kind", OUTPUTS)
-def test_an_output_that_cannot_be_written_is_no_traceback(kind):
+def test_an_output_that_cannot_be_written_gives_one_line(kind):
     """The reader has left, the disk is full, or there is no standard output at all."""
     break_it, code, words = OUTPUTS[kind]
     script = f"import os, sys; {break_it}\nfrom minivllm.cli import main as cli\n"
@@ -338,7 +338,7 @@ def test_the_demo_knows_the_capital_of_france(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("command", [["minivllm", "--help"], ["course", "progress"]])
-def test_a_pipe_that_knows_few_characters_is_no_error(command):
+def test_a_pipe_with_few_characters_is_not_an_error(command):
     """As on Windows: what it does not know is a question mark."""
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     ran = subprocess.run(

@@ -141,7 +141,7 @@ def test_one_token_has_no_speed():
     )
 
 
-def test_empty_lines_are_no_turns():
+def test_empty_lines_are_not_turns():
     """Nor are blanks."""
     session, _ = talk(FakeLLM(["a"]), "", "   ", "x", "")
     assert session.turns == [("x", "a")]

@@ -146,6 +146,6 @@ def test_checks_say_what_is_allowed():
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, True, "1", None])
 def test_number_is_finite_and_no_bool(value):
-    """NaN and infinity are no settings, and True is not 1."""
+    """NaN, infinity and True are refused."""
     with pytest.raises(ValueError, match="x="):
         require_number("x", value, -1e9)

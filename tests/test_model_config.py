@@ -239,7 +239,7 @@ def test_layer_types_decide_where_they_are_given():
 
 
 def test_unsupported_kind_of_layer_is_refused_by_name():
-    """Attention of another kind, or a window that nobody says the size of."""
+    """Attention of another kind, or a window without a size."""
     with pytest.raises(ValueError, match="kind chunked_attention, linear_attention .layer_types"):
         read(layer_types=["linear_attention", "full_attention", "chunked_attention"])
     with pytest.raises(ValueError, match="sliding_attention, but there is no sliding_window"):

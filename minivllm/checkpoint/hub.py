@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 from minivllm.checkpoint.builtin_model import BUILTIN_MODELS, builtin_dir, cache_dir
 from minivllm.model_config import ModelConfig
@@ -137,61 +138,42 @@ def fetch_repository(name: str) -> Path:
 def _snapshot(repo: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
     from huggingface_hub import snapshot_download
 
+    kept: dict[str, Any] = {"allow_patterns": list(patterns), "ignore_patterns": list(UNWANTED)}
     try:
-        directory = snapshot_download(
-            repo,
-            revision=revision,
-            allow_patterns=list(patterns),
-            ignore_patterns=list(UNWANTED),
-        )
+        return Path(str(snapshot_download(repo, revision=revision, **kept)))
     except Exception as error:  # of the library, or of one of three HTTP libraries below it
-        raise ValueError(_explain(repo, revision, error)) from error
-    return Path(str(directory))
+        name = f"{repo}@{revision}" if revision else repo
+        raise ValueError(
+            f"model={name!r} is not a directory here and cannot be downloaded from the Hub:"
+            f" {_reason(error)}. {ALTERNATIVES}"
+        ) from error
 
 
-def _explain(repo: str, revision: str | None, error: Exception) -> str:
+def _reason(error: Exception) -> str:
     from huggingface_hub import constants, errors
 
-    if isinstance(error, errors.GatedRepoError):
-        return (
-            f"{repo} is gated: you must accept its licence on the model's page on the Hub, then log"
-            f" in here with `hf auth login`. {ALTERNATIVES}"
-        )
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return (
-            f"model={repo!r} is neither a directory here nor a model on the Hub that you may read."
-            f" Check the spelling; if it is private, log in with `hf auth login`. {ALTERNATIVES}"
-        )
-    if isinstance(error, errors.RevisionNotFoundError):
-        return f"{repo} has no revision {revision!r}; without @... it is main"
-    if isinstance(error, OSError) and error.errno in NO_ROOM:
-        return (
-            f"the Hub's cache {constants.HF_HUB_CACHE} cannot take {repo}: {error}. Free some"
-            " space, or set HF_HOME to a directory on another disk"
-        )
-    reason = _reason(error, constants.HF_HUB_OFFLINE)
-    return (
-        f"model={repo!r} is not a directory here and cannot be downloaded from the Hub: {reason}."
-        f" {ALTERNATIVES}"
-    )
-
-
-def _reason(error: Exception, is_offline: bool) -> str:
-    if is_offline:
-        return "HF_HUB_OFFLINE is set, and the Hub's cache has no complete copy; unset it once"
     # A failed look-up arrives wrapped in the library's "not in the cache".
     answers = [getattr(e, "response", None) for e in (error, error.__cause__)]
     status = next((answer.status_code for answer in answers if answer is not None), None)
-    if status == 401:
-        return "the Hub does not accept your access token; log in again with `hf auth login`"
-    if status == 403:
-        return "your access token may not read it; run `hf auth login` with one that may"
+    if isinstance(error, errors.GatedRepoError):
+        return "it is gated; accept its licence on the model's page, then run `hf auth login` here"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return "no such model; check the spelling, or, if it is private, run `hf auth login`"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return "it has no such revision; without @... it is main"
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
+        remedy = "free some space, or set HF_HOME to a directory on another disk"
+        return f"its cache {constants.HF_HUB_CACHE} cannot be written ({error}); {remedy}"
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set, and the Hub's cache has no complete copy; unset it once"
+    if status in (401, 403):
+        return "your access token is not valid for it; run `hf auth login` with one that is"
     if status == 429:
-        return "the Hub has had too many requests from you; wait some minutes, or `hf auth login`"
+        return "too many requests from you; wait some minutes, or run `hf auth login`"
     if status is not None:
         return f"the Hub answers with status {status}; try again later"
     said = (str(error).strip() or "no message").splitlines()[0][:200]
     return (
         f"the Hub cannot be reached ({type(error).__name__}: {said}), and its cache has no complete"
-        " copy. Check the network and try again: what has arrived is kept"
+        " copy; check the network and try again, what has arrived is kept"
     )
