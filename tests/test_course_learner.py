@@ -193,7 +193,7 @@ def test_from_blank_to_an_engine_of_ones_own_and_back(tree, monkeypatch, tmp_pat
     assert git(tree, "diff", "--name-only").split() == [MODULE, NOTEBOOK]
     assert text_with_ours(tree) == git(tree, "show", f"HEAD:{MODULE}")
 
-    command = ["-m", "minivllm.cli.main", "generate", "hello", "--max-tokens", "5"]
+    command = ["-m", "minivllm.cli.main", "generate", "hello", "--max-tokens", "5", "--seed", "1"]
     command += ["--model", str(make_checkpoint(tmp_path / "model"))]
     name = "block_manager.BlockPool.allocate"
     seen = 'print("the learner allocates")\n    return [take_one()'

@@ -318,5 +318,5 @@ def summarise(workload: Workload, runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _median(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
+    measured = [value for value in values if value is not None]
+    return statistics.median(measured) if measured else None
