@@ -21,20 +21,20 @@ import test_architecture as rules  # noqa: E402
 LAYERS = ("the vocabulary", "the control plane, without torch", "the data plane", "the assembly")
 # Boxes: left edge, top edge, width, height. Layers stand on the left, rooms beside their layer.
 PLACES = {
-    "cli": (660, 56, 200, 66),
+    "cli": (662, 56, 206, 66),
     "layer 3": (20, 142, 360, 176),
-    "output": (430, 142, 200, 66),
-    "measure": (660, 197, 200, 66),
-    "assembly": (430, 252, 200, 66),
+    "output": (420, 142, 212, 66),
+    "measure": (662, 197, 206, 66),
+    "assembly": (420, 252, 212, 66),
     "layer 2": (20, 350, 360, 312),
-    "cpu": (430, 350, 200, 66),
-    "gpu": (430, 432, 200, 66),
-    "distributed": (430, 514, 200, 66),
-    "checkpoint": (430, 596, 200, 66),
+    "cpu": (420, 350, 212, 66),
+    "gpu": (420, 432, 212, 66),
+    "distributed": (420, 514, 212, 66),
+    "checkpoint": (420, 596, 212, 66),
     "layer 1": (20, 694, 360, 118),
-    "text": (430, 717, 200, 66),
+    "text": (420, 717, 212, 66),
     "layer 0": (20, 842, 360, 66),
-    "pictures": (660, 842, 200, 66),
+    "pictures": (662, 842, 206, 66),
 }
 LEGEND = (
     "An arrow is an import; imports that follow from others are not drawn.",
@@ -223,7 +223,8 @@ def draw_layer(layer: int) -> list[str]:
     lines.append(draw_text("name", box.x + 12, box.y + 20, f"{name}: {LAYERS[layer]}"))
     for number, (notebook, modules) in enumerate(chapters(layer)):
         y = box.y + 44 + 20 * number
-        lines.append(draw_text("notebook", box.x + 12, y, notebook))
+        if notebook:
+            lines.append(draw_text("notebook", box.x + 12, y, notebook))
         lines.append(draw_text("module", box.x + 40, y, modules))
     return lines
 

@@ -30,7 +30,7 @@ def test_the_drawing_is_readable():
     for text in svg.iter("{http://www.w3.org/2000/svg}text"):
         x = float(text.get("x"))
         rights = [box.right for box in draw_rooms.BOXES.values() if box.x < x < box.right]
-        per_letter = {"name": 8.5, "module": 7.0}.get(text.get("class"), 6.1)
+        per_letter = {"name": 8.2, "module": 6.5}.get(text.get("class"), 6.1)
         assert x + per_letter * len(text.text) <= max(rights, default=draw_rooms.WIDTH), text.text
 
 
