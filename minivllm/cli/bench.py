@@ -1,4 +1,4 @@
-"""`minivllm bench`: how fast this machine is. Given (no notebook builds it)."""
+"""`minivllm bench`: how fast this machine is. Not built in the course."""
 
 from __future__ import annotations
 
