@@ -161,7 +161,7 @@ def test_results_are_read_as_they_were_written(tmp_path):
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path):
-    """NaN is no JSON: the old results stay, and nothing half-written beside them."""
+    """JSON has no NaN: the old results stay, without a half-written file beside them."""
     path = tmp_path / "r.json"
     bench_results.save_results(path, [RESULT])
     with pytest.raises(ValueError, match="JSON"):
@@ -186,9 +186,9 @@ def test_a_write_that_breaks_off_leaves_the_old_file(tmp_path, monkeypatch):
 
 
 def test_a_file_of_something_else_is_refused(tmp_path):
-    """One result is no list of results."""
+    """A single result is not a list of results."""
     (tmp_path / "r.json").write_text(json.dumps(RESULT))
-    with pytest.raises(ValueError, match="r.json is no list"):
+    with pytest.raises(ValueError, match="r.json does not hold a list"):
         bench_results.load_results(tmp_path / "r.json")
 
 
@@ -203,7 +203,7 @@ def test_a_path_is_refused_before_the_work(tmp_path):
 
 
 def test_a_path_without_permission_is_refused(tmp_path, monkeypatch):
-    """Whoever runs the tests may write everywhere, so the system's answer is made up."""
+    """The tests may run as root, who may write everywhere: the system's answer is simulated."""
     monkeypatch.setattr(bench_results.os, "access", lambda path, mode: False)
     with pytest.raises(ValueError, match="no permission"):
         bench_results.require_writable(tmp_path / "r.json")
