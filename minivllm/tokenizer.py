@@ -1,7 +1,7 @@
 """Text to token ids and back: byte-level BPE, special tokens, chat, decoding of a stream.
 
-Leaves out training a vocabulary, and every kind of tokenizer that is not byte-level BPE
-(`load_tokenizer` hands those to the `tokenizers` library). Notebook 01.
+Does not handle training, nor tokenizers other than byte-level BPE (see `text.hf_tokenizer`).
+Notebook 01.
 Three forms of a text: "é " is the bytes C3 A9 20, written "Ã©Ġ" in the vocabularies' alphabet.
 """
 
@@ -14,20 +14,26 @@ from typing import TYPE_CHECKING, Any
 
 from minivllm.text.chat_template import (
     ChatTemplate,
+    ControlTokens,
     Message,
     read_chat_template,
     required_template,
-    token_starts,
 )
-from minivllm.text.long_words import LONG_WORD, encode_long_word
-from minivllm.text.tokenizer_json import BytePairFile, checked_text, parse, read_tokenizer_json
+from minivllm.text.tokenizer_json import (
+    BytePairFile,
+    checked_text,
+    parse,
+    read_tokenizer_json,
+    unsupported_part,
+)
 from minivllm.text.tokenizer_json import read_eos_token_ids as read_eos_token_ids
 
 if TYPE_CHECKING:
     from minivllm.text.hf_tokenizer import HFTokenizer
 
-# Words remembered with their ids, and the characters of the longest word that is worth it.
-CACHE_WORDS, CACHE_WORD_LENGTH = 65_536, 128
+CACHE_WORDS = 65_536  # words remembered with their ids
+CACHE_WORD_LENGTH = 128  # characters of the longest of them
+LONG_WORD = 32  # bytes; from here on the library is faster than `encode_word`
 
 Merges = Mapping[tuple[str, str], int]  # pair of tokens -> rank; the lowest is joined first
 
@@ -147,7 +153,7 @@ class Tokenizer:
         self._bytes = {token_id: from_alphabet(token) for token, token_id in file.vocab.items()}
         self._bytes.update({token.id: token.content.encode("utf-8") for token in file.added})
         self._cache: dict[str, list[int]] = {}
-        self._starts = token_starts(token.content for token in file.added if token.special)
+        self._control = ControlTokens(token.content for token in file.added if token.special)
 
     @property
     def vocab_size(self) -> int:
@@ -194,10 +200,11 @@ class Tokenizer:
         vocab, unknown = self.file.vocab, self.file.unknown
         if self.file.ignore_merges and word in vocab and vocab[word] not in self.special_ids:
             return [word]
+        if len(word) >= LONG_WORD:
+            return self.file.long_word_tokens(word)
         # A vocabulary may lack bytes that its training text did not have.
         known = [byte if byte in vocab else unknown for byte in word]
-        encode = encode_word if len(known) < LONG_WORD else encode_long_word
-        return encode([byte for byte in known if byte is not None], self.file.merges)
+        return encode_word([byte for byte in known if byte is not None], self.file.merges)
 
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """The text of the ids: what is no UTF-8 becomes U+FFFD, an id without a token nothing."""
@@ -231,12 +238,11 @@ class Tokenizer:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """The ids of `render_chat`; a special token that is written in a message stays text."""
-        options = (messages, add_generation_prompt, chat_template_kwargs, self._starts)
-        text, marker = required_template(self.template).render_guarded(*options)
+        options = (messages, add_generation_prompt, chat_template_kwargs)
+        pieces = required_template(self.template).render_pieces(*options, self._control)
         ids: list[int] = []
-        for piece in split_at_tokens(text, *self.all_added):
-            # The special tokens are found by now: what the marker kept apart may join.
-            ids += [piece] if isinstance(piece, int) else self.text_ids(piece.replace(marker, ""))
+        for place, piece in enumerate(pieces):
+            ids += self.encode(piece, parse_special=place % 2 == 1, add_special_tokens=False)
         return ids
 
     def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
@@ -311,10 +317,11 @@ def load_tokenizer(path: str | Path) -> Tokenizer | HFTokenizer:
     ValueError if there is no `tokenizer.json` or it cannot be read.
     """
     directory = Path(path)
-    raw, template = read_tokenizer_json(directory), read_chat_template(directory)
-    try:
+    raw = read_tokenizer_json(directory)
+    template = read_chat_template(directory)
+    if unsupported_part(raw) is None:
         return Tokenizer(parse(raw), template)
-    except ValueError as reason:
-        from minivllm.text.hf_tokenizer import HFTokenizer
 
-        return HFTokenizer(directory / "tokenizer.json", template, str(reason))
+    from minivllm.text.hf_tokenizer import HFTokenizer
+
+    return HFTokenizer(raw, template, from_alphabet)

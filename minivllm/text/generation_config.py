@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from minivllm.config import require_bool, require_int, require_number
-from minivllm.text.tokenizer_json import read_json
+from minivllm.text.tokenizer_json import read_if_present
 
 # Setting -> lowest and highest value, and whether the lowest is itself allowed.
 RANGES = {
@@ -32,7 +32,7 @@ def generation_defaults(path: str | Path) -> dict[str, Any]:
     Raises ValueError, naming file and field, for a value that is impossible.
     """
     file = Path(path) / "generation_config.json"
-    raw = read_json(file) if file.is_file() else {}
+    raw = read_if_present(file)
     given = {name: value for name, value in raw.items() if value is not None}
     defaults: dict[str, Any] = {}
     for name, (low, high, included) in RANGES.items():
