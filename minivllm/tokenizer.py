@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -149,11 +150,12 @@ class Tokenizer:
         ids = {token.content: token.id for token in file.added}
         plain = {token.content: token.id for token in file.added if not token.special}
         # What `split_at_tokens` takes, to find all of them or those that are not special.
-        self.all_added, self.plain_added = (token_pattern(ids), ids), (token_pattern(plain), plain)
+        self.all_added = (token_pattern(ids), ids)
+        self.plain_added = (token_pattern(plain), plain)
         self._bytes = {token_id: from_alphabet(token) for token, token_id in file.vocab.items()}
         self._bytes.update({token.id: token.content.encode("utf-8") for token in file.added})
-        self._cache: dict[str, list[int]] = {}
-        self._control = ControlTokens(token.content for token in file.added if token.special)
+        self._short_word_ids = lru_cache(CACHE_WORDS)(self._word_ids)
+        self._control = ControlTokens(ids.keys() - plain.keys())
 
     @property
     def vocab_size(self) -> int:
@@ -185,16 +187,12 @@ class Tokenizer:
         """The ids of the words of `text`, in which no added token is looked for."""
         ids: list[int] = []
         for word in self.file.split(self.file.normalize(text)):
-            ids += self._cache.get(word) or self._word_ids(word)
+            is_short = len(word) <= CACHE_WORD_LENGTH
+            ids += self._short_word_ids(word) if is_short else self._word_ids(word)
         return ids
 
     def _word_ids(self, word: str) -> list[int]:
-        ids = [self.file.vocab[token] for token in self._word_tokens(to_alphabet(word))]
-        if len(word) <= CACHE_WORD_LENGTH:
-            if len(self._cache) >= CACHE_WORDS:
-                self._cache.clear()
-            self._cache[word] = ids
-        return ids
+        return [self.file.vocab[token] for token in self._word_tokens(to_alphabet(word))]
 
     def _word_tokens(self, word: str) -> list[str]:
         vocab, unknown = self.file.vocab, self.file.unknown
@@ -216,28 +214,19 @@ class Tokenizer:
         """The bytes of one token, which may be a part of a character; none for an unknown id."""
         return self._bytes.get(token_id, b"")
 
-    def render_chat(
-        self,
-        messages: Sequence[Message],
-        add_generation_prompt: bool = True,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> str:
-        """The text that the model's chat template makes of `messages`, for reading.
-
-        `[{"role": "user", "content": "Hi"}]` may give "<s>user: Hi</s><s>assistant: ", without
-        its end if not `add_generation_prompt`; `chat_template_kwargs` are variables of the
-        template. Raises ValueError without a template and for messages it does not take.
-        """
-        template = required_template(self.template)
-        return template.render(messages, add_generation_prompt, chat_template_kwargs)
-
     def apply_chat_template(
         self,
         messages: Sequence[Message],
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """The ids of `render_chat`; a special token that is written in a message stays text."""
+        """The ids of the text that the model's chat template makes of `messages`.
+
+        `[{"role": "user", "content": "Hi"}]` may be "<s>user: Hi</s><s>assistant: ", without
+        its end if not `add_generation_prompt`; `chat_template_kwargs` are variables of the
+        template. Special tokens that are written in a message stay text. Raises ValueError
+        without a template and for messages that it does not take.
+        """
         options = (messages, add_generation_prompt, chat_template_kwargs)
         pieces = required_template(self.template).render_pieces(*options, self._control)
         ids: list[int] = []

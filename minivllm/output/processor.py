@@ -1,8 +1,7 @@
 """From requests to what their users see: several answers to a prompt, text, outputs.
 
-Leaves out the loop that makes the tokens (`engine`) and how they become text
-(`output.text_stream`).
-Given (no notebook builds it).
+Does not handle the loop that makes the tokens (see `engine`) nor how they become text (see
+`output.text_stream`). Not built in the course.
 """
 
 from __future__ import annotations
@@ -15,7 +14,12 @@ from typing import Any
 
 from minivllm.config import set_value
 from minivllm.engine import Engine
-from minivllm.output.prompts import EncodedPrompt, max_num_tokens
+from minivllm.output.prompts import (
+    EncodedPrompt,
+    max_num_tokens,
+    params_for_each,
+    require_token_ids,
+)
 from minivllm.output.text_stream import TextStream
 from minivllm.request import (
     CompletionOutput,
@@ -138,8 +142,13 @@ class OutputProcessor:
         self._numbers = itertools.count()  # of requests, for their seeds
 
     def add(self, prompt: EncodedPrompt, params: SamplingParams, request_id: str) -> ParentRequest:
-        """Queue a prompt. Raises ValueError for one that is too long, for a bias on a token that
-        the model does not know, and for an id in use."""
+        """Queue a prompt.
+
+        Raises ValueError for one that is empty or too long, for a token id that the model does
+        not know, for settings that are not SamplingParams, and for an id in use.
+        """
+        params_for_each(params, 1)
+        require_token_ids(prompt.token_ids, self.engine.vocab_size)
         if request_id in self.parents:
             raise ValueError(f"request id {request_id!r} is in use; choose another or none")
         require_known_tokens(params, self.engine.vocab_size)

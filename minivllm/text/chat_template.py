@@ -11,6 +11,7 @@ import re
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -73,7 +74,6 @@ class ChatTemplate:
         self.source = source
         self.tokens = dict(tokens or {})
         self.tool_source = tool_source
-        self._compiled: dict[str, Any] = {}
 
     def render(
         self,
@@ -110,7 +110,7 @@ class ChatTemplate:
             raise ValueError("the messages hold every private-use character; remove one")
         mark: str = json.loads(f'"{escape}"')
         values = {**self.tokens, **control.mark(given, mark)}
-        template = self._template(bool(given["tools"]))
+        template = compile_template((given["tools"] and self.tool_source) or self.source)
         try:
             rendered = template.render(values | {"add_generation_prompt": add_generation_prompt})
         except Exception as error:  # a template can raise anything
@@ -118,12 +118,6 @@ class ChatTemplate:
             raise ValueError(f"the model's chat template refused the messages: {words}") from None
         pieces = control.split(rendered)
         return [piece.replace(mark, "").replace(escape, "") for piece in pieces]
-
-    def _template(self, has_tools: bool) -> Any:
-        source = self.tool_source if has_tools and self.tool_source is not None else self.source
-        if source not in self._compiled:
-            self._compiled[source] = compile_template(source)
-        return self._compiled[source]
 
 
 def read_chat_template(path: Path) -> ChatTemplate | None:
@@ -202,6 +196,7 @@ def plain(value: Any) -> tuple[Any, str]:
     return json.loads(text), text
 
 
+@lru_cache(8)
 def compile_template(source: str) -> Any:
     """Return a Jinja template in the sandbox, with the helpers that chat templates expect.
 
@@ -213,7 +208,8 @@ def compile_template(source: str) -> Any:
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _to_json
-    environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     # {% generation %} marks the assistant's words for training; here it is always true.
     source = re.sub(r"(\{%[-+]?\s*)generation(\s*[-+]?%\})", r"\1if true\2", source)
     source = re.sub(r"(\{%[-+]?\s*)endgeneration(\s*[-+]?%\})", r"\1endif\2", source)
@@ -232,7 +228,3 @@ def _raise_exception(message: str) -> NoReturn:
     from jinja2 import TemplateError
 
     raise TemplateError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)

@@ -102,23 +102,13 @@ class HFTokenizer:
         decoder = self._library.decoder
         return " ".join(tokens) if decoder is None else str(decoder.decode(tokens))
 
-    def render_chat(
-        self,
-        messages: Sequence[Message],
-        add_generation_prompt: bool = True,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> str:
-        """The text that the model's chat template makes of `messages`, for reading."""
-        template = required_template(self.template)
-        return template.render(messages, add_generation_prompt, chat_template_kwargs)
-
     def apply_chat_template(
         self,
         messages: Sequence[Message],
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """The ids of `render_chat`, in which only the template's own special tokens are special."""
+        """The ids of a chat; see `Tokenizer.apply_chat_template`."""
         options = (messages, add_generation_prompt, chat_template_kwargs)
         pieces = required_template(self.template).render_pieces(*options, self._control)
         pieces[1::2] = [self._names[token] for token in pieces[1::2]]

@@ -103,17 +103,15 @@ def read_tokenizer_json(path: Path) -> dict[str, Any]:
 
 
 def _with_declared(raw: dict[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    # As in transformers, a token without an id gets the next free one.
     ids = token_ids(raw)
-    free = max(ids.values(), default=-1) + 1
     added = {token["content"]: token for token in raw.get("added_tokens") or ()}
-    for token in _declared(config):
-        content = token["content"]
-        ids.setdefault(content, token.get("id", free))
-        free = max(free, ids[content] + 1)
-        flags = dict.fromkeys(FLAGS, False) | {name: token[name] for name in FLAGS if name in token}
-        known = added.get(content) or {"id": ids[content], "content": content, **flags}
-        added[content] = known | {"special": known["special"] or flags["special"]}
+    for declared in _declared(config):
+        content = declared["content"]
+        if content not in ids:  # a token without an id gets the next free one, as in transformers
+            ids[content] = declared.get("id", max(ids.values(), default=-1) + 1)
+        token = {**dict.fromkeys(FLAGS, False), **declared, "id": ids[content]}
+        known = added.setdefault(content, token)
+        added[content] = known | {"special": known.get("special") or token["special"]}
     return raw | {"added_tokens": sorted(added.values(), key=lambda token: token["id"])}
 
 
@@ -125,7 +123,9 @@ def _declared(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     named += config.get("additional_special_tokens") or ()
     named += extra.values() if isinstance(extra, dict) else extra
     return [{**token, "id": int(token_id)} for token_id, token in numbered.items()] + [
-        (token if isinstance(token, dict) else {"content": token}) | {"special": True}
+        {**token, "special": True}
+        if isinstance(token, dict)
+        else {"content": token, "special": True}
         for token in named
         if token
     ]
@@ -165,7 +165,7 @@ def read_eos_token_ids(path: str | Path) -> tuple[int, ...]:
 
 
 def _checked_ids(value: object, file: Path) -> list[int]:
-    ids = value if isinstance(value, list) else [value]
+    ids: list[Any] = value if isinstance(value, list) else [value]
     if any(not isinstance(i, int) or isinstance(i, bool) or i < 0 for i in ids):
         raise ValueError(f"eos_token_id={value!r} in {file}: write a token id or a list of them")
     return ids
