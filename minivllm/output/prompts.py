@@ -84,7 +84,7 @@ def encode_prompt(prompt: Prompt, tokenizer: Any, vocab_size: int) -> EncodedPro
     Raises ValueError for an empty prompt, an id outside the vocabulary, another type.
     """
     text, token_ids = _text_and_ids(prompt)
-    if token_ids is None:
+    if token_ids is None and text is not None:
         # An empty text has no tokens, although a model may put some around it.
         token_ids = [] if text == "" else tokenizer.encode(text, parse_special=True)
     if not isinstance(token_ids, (list, tuple, range)):

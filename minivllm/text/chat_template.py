@@ -175,9 +175,9 @@ def _checked_message(number: int, message: Message) -> dict[str, Any]:
 
 
 def _text_of(number: int, part: Any) -> str:
-    if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part["text"], str):
-        return str(part["text"])
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    if kind == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
     raise ValueError(
         f"message {number} has a part of type {reprlib.repr(kind)}; only text parts are supported:"
         ' {"type": "text", "text": "words"}'

@@ -34,16 +34,12 @@ class HFTokenizer:
         """`from_alphabet` gives the bytes of a token of a byte-level vocabulary."""
         self.template = template
         self._library = read_library(raw)
-        self._library.no_padding()
-        self._library.no_truncation()
         added = self._library.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         special = [token.content for token in added.values() if token.special]
         # The same vocabulary, in which special tokens have names that no text can contain.
         self._names = {token: f"<{secrets.token_hex(8)}>" for token in special}
         self._literal = read_library(rename_tokens(raw, self._names))
-        self._literal.no_padding()
-        self._literal.no_truncation()
         self._control = ControlTokens(special)
         self._added = {token.content for token in added.values()}
         self._from_alphabet = from_alphabet

@@ -175,11 +175,14 @@ def _checked_ids(value: object, file: Path) -> list[int]:
 
 
 def read_library(raw: Mapping[str, Any]) -> Any:
-    """Return the library's tokenizer of a `tokenizer.json`; ValueError if it cannot read it."""
+    """Return the library's tokenizer, without padding and truncation, of a `tokenizer.json`.
+
+    Raises ValueError if the library cannot read it.
+    """
     from tokenizers import Tokenizer
 
     try:
-        return Tokenizer.from_str(json.dumps(raw))
+        return Tokenizer.from_str(json.dumps({**raw, "padding": None, "truncation": None}))
     except Exception as error:  # the library raises nothing more specific
         raise ValueError(
             f"tokenizer.json cannot be read: {error}. Download it again, or update the tokenizers"
