@@ -147,13 +147,12 @@ class OutputProcessor:
         Raises ValueError for one that is empty or too long, for a token id that the model does
         not know, for settings that are not SamplingParams, and for an id in use.
         """
-        params_for_each(params, 1)
+        (params,) = params_for_each(params, 1)
         require_token_ids(prompt.token_ids, self.engine.vocab_size)
         if request_id in self.parents:
             raise ValueError(f"request id {request_id!r} is in use; choose another or none")
         require_known_tokens(params, self.engine.vocab_size)
-        requests = [self._make_request(request_id, i, prompt, params) for i in range(params.n)]
-        answers = [Answer(r, TextStream(self._detokenizer(params), params)) for r in requests]
+        answers = [self._make_answer(request_id, i, prompt, params) for i in range(params.n)]
         parent = ParentRequest(request_id, prompt.text, answers)
         self.parents[request_id] = parent
         if params.stop or params.n > 1:
@@ -181,7 +180,7 @@ class OutputProcessor:
             return False
         for answer in parent.answers[: parent.num_started]:
             self.engine.abort(answer.request.request_id)
-            self._forget(answer)
+        self._forget(parent)
         return True
 
     def _read(self, answer: Answer) -> None:
@@ -193,8 +192,7 @@ class OutputProcessor:
     def _finish(self, parent: ParentRequest) -> RequestOutput | None:
         """Forget a prompt; its output, unless a stream fetches it."""
         del self.parents[parent.request_id]
-        for answer in parent.answers:
-            self._forget(answer)
+        self._forget(parent)
         parent.output = parent.make_output(self.engine.tokenizer)
         return None if parent.is_streamed else parent.output
 
@@ -203,9 +201,10 @@ class OutputProcessor:
         for answer in parent.answers:
             self._watched[answer.request.request_id] = parent, answer
 
-    def _forget(self, answer: Answer) -> None:
-        del self.answers[answer.request.request_id]
-        self._watched.pop(answer.request.request_id, None)
+    def _forget(self, parent: ParentRequest) -> None:
+        for answer in parent.answers:
+            self.answers.pop(answer.request.request_id, None)
+            self._watched.pop(answer.request.request_id, None)
 
     def _start(self, parent: ParentRequest, num_answers: int) -> None:
         """Hand the requests of a parent's first answers to the engine, where they are not yet."""
@@ -216,27 +215,26 @@ class OutputProcessor:
                 self.engine.trace.arrived(answer.request)
         parent.num_started = num_answers
 
-    def _detokenizer(self, params: SamplingParams) -> Any:
-        return self.engine.tokenizer.detokenizer(params.skip_special_tokens)
-
-    def _make_request(
+    def _make_answer(
         self, request_id: str, index: int, prompt: EncodedPrompt, params: SamplingParams
-    ) -> Request:
-        config, number = self.engine.config, next(self._numbers)
+    ) -> Answer:
+        config = self.engine.config
         num_prompt_tokens = len(prompt.token_ids)
         max_model_len = set_value(config.max_model_len)
         eos = () if params.ignore_eos else self.engine.eos_token_ids
-        return Request(
+        request = Request(
             request_id=f"{request_id}/{index}" if index else request_id,
             token_ids=list(prompt.token_ids),
             num_prompt_tokens=num_prompt_tokens,
             sampling_params=params,
             max_num_tokens=max_num_tokens(num_prompt_tokens, params.max_tokens, max_model_len),
             stop_token_ids=frozenset((*eos, *params.stop_token_ids)),
-            seed=request_seed(params.seed, index, derive_seed(config.seed, number)),
+            seed=request_seed(params.seed, index, derive_seed(config.seed, next(self._numbers))),
             prompt=prompt.text,
             metrics=RequestMetrics(arrival_time=time.perf_counter()),
         )
+        detokenizer = self.engine.tokenizer.detokenizer(params.skip_special_tokens)
+        return Answer(request, TextStream(detokenizer, params))
 
 
 class Stream:
