@@ -18,7 +18,7 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 MAX_N = 1024  # answers to one prompt
 MAX_LOGPROBS = 20  # alternatives per token
-MAX_LOGIT_BIAS = 100.0  # more is no stronger: 100 already makes a token certain or impossible
+MAX_LOGIT_BIAS = 100.0  # already makes a token certain or impossible
 MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 1024  # characters: so much text may be held back while it could become one
 MAX_COUNT = 2**31 - 1  # tokens: more than any vocabulary or answer has
@@ -256,7 +256,7 @@ class Request:
 class Chunk:
     """The part of one request that one step computes: positions `start` to `start + length`.
 
-    The flags say what the scheduler decided; nobody works it out again from the lengths.
+    The flags say what the scheduler decided; no other part derives it from the lengths.
     """
 
     request: Request

@@ -23,9 +23,10 @@ from minivllm.text.chat_template import (
 from minivllm.text.tokenizer_json import (
     BytePairFile,
     checked_text,
+    damage_named,
     parse,
     read_tokenizer_json,
-    unsupported_part,
+    unsupported_parts,
 )
 from minivllm.text.tokenizer_json import read_eos_token_ids as read_eos_token_ids
 
@@ -168,10 +169,10 @@ class Tokenizer:
         """The token ids of `text`.
 
         `parse_special`: a special token written in the text becomes its id; for prompts that a
-        program wrote. Without it a stranger's "<|im_end|>" is text like any other. Added tokens
+        program wrote. Without it a user's "<|im_end|>" is text like any other. Added tokens
         that are not special, such as "<think>", become their ids either way.
-        `add_special_tokens`: `self.file.prefix_ids` before it all, `suffix_ids` behind it all.
-        Raises ValueError for what is no text (`checked_text`).
+        `add_special_tokens`: `self.file.prefix_ids` before everything, `suffix_ids` at the end.
+        Raises ValueError for anything but text (`checked_text`).
 
         Where the ids are the bytes and "<e>" is the special token 256, "a<e>" gives [97, 256]
         with `parse_special`, else [97, 60, 101, 62].
@@ -205,7 +206,7 @@ class Tokenizer:
         return encode_word([byte for byte in known if byte is not None], self.file.merges)
 
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """The text of the ids: what is no UTF-8 becomes U+FFFD, an id without a token nothing."""
+        """The text of the ids: wrong UTF-8 becomes U+FFFD, an id without a token nothing."""
         skipped = self.special_ids if skip_special_tokens else frozenset()
         parts = [self._bytes.get(i, b"") for i in token_ids if i not in skipped]
         return b"".join(parts).decode("utf-8", "replace")
@@ -306,11 +307,12 @@ def load_tokenizer(path: str | Path) -> Tokenizer | HFTokenizer:
     ValueError if there is no `tokenizer.json` or it cannot be read.
     """
     directory = Path(path)
-    raw = read_tokenizer_json(directory)
-    template = read_chat_template(directory)
-    if unsupported_part(raw) is None:
-        return Tokenizer(parse(raw), template)
+    with damage_named(f"tokenizer.json or tokenizer_config.json in {directory}"):
+        raw = read_tokenizer_json(directory)
+        template = read_chat_template(directory)
+        if not any(unsupported_parts(raw)):
+            return Tokenizer(parse(raw), template)
 
-    from minivllm.text.hf_tokenizer import HFTokenizer
+        from minivllm.text.hf_tokenizer import HFTokenizer
 
-    return HFTokenizer(raw, template, from_alphabet)
+        return HFTokenizer(raw, template, from_alphabet)

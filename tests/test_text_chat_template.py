@@ -226,5 +226,8 @@ def test_list_of_templates_without_a_default_is_refused(tmp_path):
     """The message names those that there are."""
     named = [{"name": "tool_use", "template": "c"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
-    with pytest.raises(ValueError, match=r"\['tool_use'\] but no 'default'"):
+    with pytest.raises(ValueError, match=r"\['tool_use'\] but no text named 'default'"):
+        read_chat_template(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": 5}')
+    with pytest.raises(ValueError, match="no text named 'default'"):
         read_chat_template(tmp_path)

@@ -1,5 +1,7 @@
 """What byte-level BPE is read from a `tokenizer.json`, and what is refused by name."""
 
+import copy
+import functools
 import json
 
 import pytest
@@ -113,7 +115,7 @@ REFUSED = {
         {"type": "Digits", "individual_digits": True}
     ),
     "lstrip": lambda raw: raw["added_tokens"][0].update(lstrip=True),
-    "normalized text": lambda raw: (
+    "normalized": lambda raw: (
         raw["added_tokens"][0].update(normalized=True),
         raw.update(normalizer={"type": "NFC"}),
     ),
@@ -131,6 +133,37 @@ def test_what_is_not_supported_is_refused_by_name(name):
     REFUSED[name](raw)
     with pytest.raises(ValueError, match=name):
         parse(raw)
+
+
+def places_in(value, depth=3):
+    """The keys that lead to each part of a JSON value, as far as some of each list and dict."""
+    if depth == 0 or not isinstance(value, (dict, list)):
+        return
+    for key in list(value)[:12] if isinstance(value, dict) else range(min(len(value), 1)):
+        yield [key]
+        yield from ([key, *place] for place in places_in(value[key], depth - 1))
+
+
+@pytest.mark.parametrize("kind", ["qwen", "llama2"])
+def test_damaged_files_are_refused_or_read(tmp_path, kind):
+    """Whatever stands in whatever place, there is no other error than ValueError."""
+    config = {**DECLARED, "eos_token": "<|im_end|>", "chat_template": vocabularies.CHATML}
+    files = {"tokenizer.json": vocabularies.raw(kind), "tokenizer_config.json": config}
+    outcomes = set()
+    for name, content in files.items():
+        for *outer, last in places_in(content):
+            for value in (None, 5, "x", [5], {"a": 5}):
+                damaged = copy.deepcopy(files)
+                functools.reduce(lambda part, key: part[key], outer, damaged[name])[last] = value
+                for file, parts in damaged.items():
+                    (tmp_path / file).write_text(json.dumps(parts))
+                for read in (load_tokenizer, read_eos_token_ids):
+                    try:
+                        outcomes.add(type(read(tmp_path)))
+                    except ValueError as error:
+                        outcomes.add(type(error))
+    assert ValueError in outcomes
+    assert len(outcomes) >= 3, "some damage is outside of what is read"
 
 
 def test_broken_file_is_named(tmp_path):

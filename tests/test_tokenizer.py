@@ -250,7 +250,7 @@ def test_a_program_may_write_special_tokens():
 
 @pytest.mark.exercise("tokenizer.Tokenizer.encode")
 def test_added_tokens_that_are_not_special_always_count():
-    """They control nothing, so nobody has to be kept from writing them."""
+    """They control nothing, so users may write them."""
     tokenizer = small()
     assert tokenizer.encode("low<t>") == [LOW, THINK], (
         "<t> is an added token, and not special: do you look for no added token at all?"

@@ -135,10 +135,10 @@ def read_chat_template(path: Path) -> ChatTemplate | None:
     named = {"default": source}
     if isinstance(source, list):
         named = {entry["name"]: entry["template"] for entry in source}
-    if "default" not in named:
+    if not isinstance(named.get("default"), str):
         raise ValueError(
-            f"chat_template in {config_file} has {sorted(named)} but no 'default'; put the one to"
-            " use into chat_template.jinja beside it"
+            f"chat_template in {config_file} has {sorted(named)} but no text named 'default'; put"
+            " the one to use into chat_template.jinja beside it"
         )
     return ChatTemplate(named["default"], special_token_names(config), named.get("tool_use"))
 

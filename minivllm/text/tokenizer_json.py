@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -63,6 +64,16 @@ def checked_text(text: str) -> None:
             f"text has a lone surrogate {text[error.start]!r} at {error.start}, which is not a"
             " character; text.encode('utf-8', 'replace').decode() replaces it"
         ) from error
+
+
+@contextmanager
+def damage_named(files: str) -> Iterator[None]:
+    """Raise ValueError, naming `files`, where the block meets a value of an unexpected kind."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        words = f"{type(error).__name__} {error}"
+        raise ValueError(f"{files} is damaged ({words}); download it again") from error
 
 
 # -- files ------------------------------------------------------------------------------------
@@ -158,9 +169,11 @@ def read_eos_token_ids(path: str | Path) -> tuple[int, ...]:
         value = read_if_present(directory / name).get("eos_token_id")
         if value is not None:
             found += _checked_ids(value, directory / name)
-    eos = special_token_names(read_if_present(directory / "tokenizer_config.json")).get("eos_token")
-    if eos is not None and (directory / "tokenizer.json").is_file():
-        found.append(token_ids(read_tokenizer_json(directory))[eos])
+    config = read_if_present(directory / "tokenizer_config.json")
+    if config.get("eos_token") and (directory / "tokenizer.json").is_file():
+        with damage_named(f"tokenizer_config.json in {directory}"):
+            eos = special_token_names(config)["eos_token"]
+            found.append(token_ids(read_tokenizer_json(directory))[eos])
     return tuple(dict.fromkeys(found))
 
 
@@ -190,22 +203,17 @@ def read_library(raw: Mapping[str, Any]) -> Any:
         ) from error
 
 
-def unsupported_part(raw: Mapping[str, Any]) -> str | None:
-    """Return the first part of a `tokenizer.json` that `parse` does not handle, in words."""
-    return next(_unsupported_parts(raw), None)
-
-
-def _unsupported_parts(raw: Mapping[str, Any]) -> Iterator[str]:
+def unsupported_parts(raw: Mapping[str, Any]) -> Iterator[str]:
+    """Name each part of a `tokenizer.json` that `parse` does not handle."""
     model = raw.get("model") or {}
     # Old files do not name the type; only BPE has merges.
     kind = model.get("type") or ("BPE" if "merges" in model else None)
     if kind != "BPE":
         yield f"tokenizer model {kind!r} is not BPE"
-    for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"):
+    affixes = ("continuing_subword_prefix", "end_of_word_suffix")
+    for name in ("dropout", "byte_fallback", "fuse_unk", *affixes):
         if model.get(name):
-            yield f"tokenizer model with {name}={model[name]!r} is not byte-level BPE"
-    if model.get("fuse_unk") and model.get("unk_token"):
-        yield "tokenizer model with fuse_unk is not supported"
+            yield f"tokenizer model with {name}={model[name]!r} is not supported"
     # The bytes of a text become GPT-2's alphabet in the ByteLevel step, so it has to be the last.
     steps = _steps(raw.get("pre_tokenizer"))
     kinds = [step.get("type") for step in steps]
@@ -214,11 +222,9 @@ def _unsupported_parts(raw: Mapping[str, Any]) -> Iterator[str]:
     if any(step.get("add_prefix_space") for step in steps):
         yield "pre_tokenizer with add_prefix_space is not supported"
     for token in raw.get("added_tokens") or ():
-        for name in ("lstrip", "rstrip", "single_word"):
-            if token.get(name):
+        for name in ("lstrip", "rstrip", "single_word", "normalized"):
+            if token.get(name) and (name != "normalized" or raw.get("normalizer")):
                 yield f"added token {token['content']!r} with {name} is not supported"
-        if raw.get("normalizer") and token.get("normalized"):
-            yield f"added token {token['content']!r} of normalized text is not supported"
 
 
 def _steps(part: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
@@ -234,13 +240,10 @@ def parse(raw: Mapping[str, Any]) -> BytePairFile:
 
     Raises ValueError, naming the part, for one that is not supported, missing or damaged.
     """
-    reason = unsupported_part(raw)
-    if reason is not None:
-        raise ValueError(reason)
-    try:
+    with damage_named("tokenizer.json"):
+        for part in unsupported_parts(raw):
+            raise ValueError(part)
         return _parse(raw, raw["model"])
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"tokenizer.json is damaged: {type(error).__name__} {error}") from error
 
 
 def _parse(raw: Mapping[str, Any], model: Mapping[str, Any]) -> BytePairFile:
