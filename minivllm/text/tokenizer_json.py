@@ -260,7 +260,7 @@ def _parse(raw: Mapping[str, Any], model: Mapping[str, Any]) -> BytePairFile:
         vocab=model["vocab"],
         merges=_ranks(model, {token.content for token in added if token.special}),
         added=added,
-        normalize=library.normalizer.normalize_str if library.normalizer else str,
+        normalize=str if library.normalizer is None else library.normalizer.normalize_str,
         split=_splitter(library.pre_tokenizer),
         ignore_merges=bool(model.get("ignore_merges")),
         unknown=model.get("unk_token"),
