@@ -59,9 +59,8 @@ class Answer:
         token_ids = request.output_token_ids[: stream.num_tokens]
         logprobs, total = None, None
         if request.sampling_params.logprobs is not None:
-            logprobs = [
-                _with_text(table, tokenizer) for table in request.logprobs[: len(token_ids)]
-            ]
+            tables = request.logprobs[: len(token_ids)]
+            logprobs = [_with_text(table, tokenizer) for table in tables]
             total = sum(table[token_id].logprob for table, token_id in zip(logprobs, token_ids))
         return CompletionOutput(
             index=index,
@@ -106,8 +105,7 @@ class ParentRequest:
     @property
     def is_finished(self) -> bool:
         """Whether all answers have ended."""
-        started = self.answers[: self.num_started]
-        return len(started) == len(self.answers) and all(a.request.is_finished for a in started)
+        return all(answer.request.is_finished for answer in self.answers)
 
     def make_output(self, tokenizer: Any) -> RequestOutput:
         """The user's view of all answers so far."""

@@ -19,7 +19,7 @@ from minivllm.text.tokenizer_json import read_if_present, special_token_names
 
 Message = Mapping[str, Any]
 PRIVATE_USE = range(0xE000, 0xF900)  # characters without a meaning in Unicode
-_EXAMPLE = 'a message is {"role": "user", "content": "text"}'
+EXAMPLE = 'a message is {"role": "user", "content": "text"}'
 
 
 class ControlTokens:
@@ -102,14 +102,18 @@ class ChatTemplate:
         A control token that the caller wrote, in a message or a variable, is part of a text.
         """
         given = {"tools": None, "documents": None, **(variables or {})}
-        given, text = plain({**given, "messages": checked_messages(messages)})
+        given["messages"] = checked_messages(messages)
+        try:
+            seen = json.dumps([given, self.source, self.tool_source, self.tokens])
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"messages may hold only JSON types: {error}") from error
         # Neither the mark nor its escape in JSON is in anything that the template can write.
-        seen = text + json.dumps([self.source, self.tool_source, self.tokens])
         escape = next((e for e in map(r"\u{:04x}".format, PRIVATE_USE) if e not in seen), None)
         if escape is None:
             raise ValueError("the messages hold every private-use character; remove one")
         mark: str = json.loads(f'"{escape}"')
-        values = {**self.tokens, **control.mark(given, mark)}
+        # The template gets copies: objects may have methods that write files.
+        values = {**self.tokens, **control.mark(json.loads(seen)[0], mark)}
         template = compile_template((given["tools"] and self.tool_source) or self.source)
         try:
             rendered = template.render(values | {"add_generation_prompt": add_generation_prompt})
@@ -157,12 +161,12 @@ def required_template(template: ChatTemplate | None) -> ChatTemplate:
 def checked_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Return copies of the messages, each content one text; ValueError for wrong ones."""
     if not isinstance(messages, (list, tuple)) or not messages:
-        raise ValueError(f"messages={reprlib.repr(messages)}: pass a list of messages; {_EXAMPLE}")
+        raise ValueError(f"messages={reprlib.repr(messages)}: pass a list of messages; {EXAMPLE}")
     return [_checked_message(number, message) for number, message in enumerate(messages)]
 
 
 def _checked_message(number: int, message: Message) -> dict[str, Any]:
-    shown = f"{reprlib.repr(message)}; {_EXAMPLE}"
+    shown = f"{reprlib.repr(message)}; {EXAMPLE}"
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise ValueError(f"message {number} has no role: {shown}")
     content = message.get("content")
@@ -182,18 +186,6 @@ def _text_of(number: int, part: Any) -> str:
         f"message {number} has a part of type {reprlib.repr(kind)}; only text parts are supported:"
         ' {"type": "text", "text": "words"}'
     )
-
-
-def plain(value: Any) -> tuple[Any, str]:
-    """Return `value` rebuilt from plain JSON types, and as JSON; ValueError for other types.
-
-    An object may have methods that write files; its copy in the sandbox has none.
-    """
-    try:
-        text = json.dumps(value)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"messages may hold only JSON types: {error}") from error
-    return json.loads(text), text
 
 
 @lru_cache(8)

@@ -34,6 +34,7 @@ class HFTokenizer:
         """`from_alphabet` gives the bytes of a token of a byte-level vocabulary."""
         self.template = template
         self._library = read_library(raw)
+        self.id_to_token: Callable[[int], str | None] = self._library.id_to_token
         added = self._library.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         special = [token.content for token in added.values() if token.special]
@@ -67,14 +68,9 @@ class HFTokenizer:
         pieces = [detokenizer.push(token_id) for token_id in token_ids]
         return "".join(pieces) + detokenizer.finish()
 
-    def token(self, token_id: int) -> str | None:
-        """The token as the vocabulary spells it; None for an unknown id."""
-        token: str | None = self._library.id_to_token(token_id)
-        return token
-
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token within a text, such as b" the"; none for an unknown id."""
-        token = self.token(token_id)
+        token = self.id_to_token(token_id)
         return b"" if token is None else self.bytes_after(WORD, token)
 
     def _bytes_after(self, before: str | None, token: str) -> bytes:
@@ -155,7 +151,7 @@ class HFDetokenizer:
 
     def push(self, token_id: int) -> str:
         """The text that this token completes, which may be none."""
-        token = None if token_id in self._skipped_ids else self._tokenizer.token(token_id)
+        token = None if token_id in self._skipped_ids else self._tokenizer.id_to_token(token_id)
         if token is None:
             return ""
         data = self._tokenizer.bytes_after(self._before, token)
