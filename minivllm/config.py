@@ -138,7 +138,7 @@ def require_number(
     ok = (
         isinstance(value, (int, float))
         and not isinstance(value, bool)
-        and math.isfinite(value)
+        and abs(value) < math.inf  # also right for an int that no float can hold
         and low <= value <= high
         and not (open_low and value == low)
     )

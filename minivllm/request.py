@@ -6,9 +6,11 @@ the block manager and the runner act on these classes. Not built in the course.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from numbers import Integral, Real
+from typing import Any, Literal
 
 from minivllm.config import require_bool, require_int, require_number
 
@@ -19,6 +21,11 @@ MAX_LOGPROBS = 20  # alternatives per token
 MAX_LOGIT_BIAS = 100.0  # already makes a token certain or impossible
 MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 1024  # characters: text is held back while it could become a stop string
+MAX_COUNT = 2**31 - 1  # tokens: more than any vocabulary or answer has
+MAX_TEMPERATURE = 1e6  # long before it all tokens are equally likely
+# Outside of this range logits may become infinite in float32.
+MIN_REPETITION_PENALTY = 1e-3
+MAX_REPETITION_PENALTY = 1e3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +39,7 @@ class SamplingParams:
 
     # 0: always the most probable token. Otherwise logits are divided by it: 2.0 is more random.
     temperature: float = 1.0
-    # Sample from the k most probable tokens. 0: from all.
+    # Sample from the k most probable tokens. 0 or -1: from all.
     top_k: int = 0
     # Sample from the smallest set of tokens whose probability reaches this value. 1: from all.
     top_p: float = 1.0
@@ -56,9 +63,10 @@ class SamplingParams:
     max_tokens: int | None = 16
     # Number of tokens to generate before a stop token or stop string can end the answer.
     min_tokens: int = 0
-    # Strings that end the answer, or a single one.
+    # Strings that end the answer: a string, a list or None.
     stop: str | tuple[str, ...] = ()
-    # Token ids that end the answer, in addition to the model's end-of-sequence tokens.
+    # Token ids that end the answer, in addition to the model's end-of-sequence tokens: a list or
+    # None.
     stop_token_ids: tuple[int, ...] = ()
     # Continue after the model's end-of-sequence tokens (for benchmarks).
     ignore_eos: bool = False
@@ -75,6 +83,8 @@ class SamplingParams:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
+        for name, value in list(vars(self).items()):
+            self._keep(name, plain_number(value))
         self._check_distribution()
         self._check_ends()
         require_int("n", self.n, 1, MAX_N)
@@ -83,53 +93,89 @@ class SamplingParams:
         require_bool("include_stop_str_in_output", self.include_stop_str_in_output)
         require_bool("skip_special_tokens", self.skip_special_tokens)
 
+    def _keep(self, name: str, value: object) -> None:
+        # A frozen dataclass is changed this way, here alone.
+        object.__setattr__(self, name, value)
+
     def _check_distribution(self) -> None:
-        require_number("temperature", self.temperature, 0)
-        require_int("top_k", self.top_k, 0)
+        require_number("temperature", self.temperature, 0, MAX_TEMPERATURE)
+        require_int("top_k", self.top_k, -1, MAX_COUNT)
+        self._keep("top_k", max(self.top_k, 0))
         require_number("top_p", self.top_p, 0, 1, open_low=True)
         require_number("min_p", self.min_p, 0, 1)
         require_number("presence_penalty", self.presence_penalty, -2, 2)
         require_number("frequency_penalty", self.frequency_penalty, -2, 2)
-        require_number("repetition_penalty", self.repetition_penalty, 0, open_low=True)
+        limits = (MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY)
+        require_number("repetition_penalty", self.repetition_penalty, *limits)
         if self.logit_bias is not None:
-            object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
+            self._keep("logit_bias", _checked_bias(self.logit_bias))
         if self.seed is not None:
             require_int("seed", self.seed, 0, 2**63 - 1)
 
     def _check_ends(self) -> None:
         if self.max_tokens is not None:
-            require_int("max_tokens", self.max_tokens, 1)
-        require_int("min_tokens", self.min_tokens, 0, self.max_tokens)
+            require_int("max_tokens", self.max_tokens, 1, MAX_COUNT)
+        require_int("min_tokens", self.min_tokens, 0, self.max_tokens or MAX_COUNT)
         require_bool("ignore_eos", self.ignore_eos)
-        # A string or a list is welcome, a frozen tuple is kept.
-        object.__setattr__(self, "stop", _checked_stop(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        for token_id in self.stop_token_ids:
-            require_int("stop_token_ids", token_id, 0)
+        self._keep("stop", _checked_stop(self.stop))
+        self._keep("stop_token_ids", _checked_ids(self.stop_token_ids))
+
+
+# -- one form for what users may write in several, such as numpy's numbers ----------------------
+
+
+def plain_number(value: Any) -> Any:
+    """`value` as an int or a float if it is a number of another type, else unchanged."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if isinstance(value, Real) else value
+
+
+def as_list(value: Any) -> Any:
+    """`value` as a list of Python's own values if it is an array or a tensor, else unchanged."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _checked_ids(token_ids: Any) -> tuple[int, ...]:
+    token_ids = () if token_ids is None else as_list(token_ids)
+    if not isinstance(token_ids, (list, tuple)):
+        shown = reprlib.repr(token_ids)
+        raise ValueError(f"stop_token_ids={shown} must be a list of token ids or None")
+    ids = tuple(plain_number(token_id) for token_id in token_ids)
+    for token_id in ids:
+        require_int("stop_token_ids", token_id, 0)
+    return ids
 
 
 def _checked_stop(stop: object) -> tuple[str, ...]:
     """The stop strings as a tuple. Raises ValueError for one that can never or always be found."""
-    if isinstance(stop, str):
-        stop = (stop,)
+    if stop is None:
+        return ()
+    stop = (stop,) if isinstance(stop, str) else stop
     if not isinstance(stop, (list, tuple)) or len(stop) > MAX_STOP_STRINGS:
         raise ValueError(
-            f"stop={stop!r} must be a string or at most {MAX_STOP_STRINGS} of them in a list"
+            f"stop={reprlib.repr(stop)} must be a string or a list of at most {MAX_STOP_STRINGS}"
         )
     for text in stop:
         if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_LENGTH:
-            raise ValueError(f"stop={text!r} must be text of 1 to {MAX_STOP_LENGTH} characters")
+            raise ValueError(
+                f"stop={reprlib.repr(text)} must be text of 1 to {MAX_STOP_LENGTH} characters"
+            )
     return tuple(stop)
 
 
 def _checked_bias(bias: object) -> dict[int, float]:
-    """A copy of the logit bias. Raises ValueError for what is no token id or no bias."""
+    """A copy of the logit bias. Raises ValueError for a wrong token id or bias."""
     if not isinstance(bias, Mapping):
-        raise ValueError(f"logit_bias={bias!r} must map token ids to numbers, as in {{42: -5.0}}")
-    for token_id, value in bias.items():
+        shown = reprlib.repr(bias)
+        raise ValueError(f"logit_bias={shown} must map token ids to numbers, as in {{42: -5.0}}")
+    checked = {plain_number(token_id): plain_number(value) for token_id, value in bias.items()}
+    for token_id, value in checked.items():
         require_int("logit_bias token id", token_id, 0)
         require_number(f"logit_bias[{token_id}]", value, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
-    return dict(bias)
+    return checked
 
 
 def require_known_tokens(params: SamplingParams, vocab_size: int) -> None:

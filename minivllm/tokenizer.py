@@ -1,7 +1,7 @@
 """Text to token ids and back: byte-level BPE, special tokens, chat, decoding of a stream.
 
-Leaves out training a vocabulary, and every kind of tokenizer that is not byte-level BPE
-(`load_tokenizer` hands those to the `tokenizers` library). Notebook 01.
+Does not handle training, nor tokenizers other than byte-level BPE (see `text.hf_tokenizer`).
+Notebook 01.
 Three forms of a text: "é " is the bytes C3 A9 20, written "Ã©Ġ" in the vocabularies' alphabet.
 """
 
@@ -9,25 +9,33 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minivllm.text.chat_template import (
     ChatTemplate,
+    ControlTokens,
     Message,
     read_chat_template,
     required_template,
-    token_starts,
 )
-from minivllm.text.long_words import LONG_WORD, encode_long_word
-from minivllm.text.tokenizer_json import BytePairFile, checked_text, parse, read_tokenizer_json
+from minivllm.text.tokenizer_json import (
+    BytePairFile,
+    checked_text,
+    damage_named,
+    parse,
+    read_tokenizer_json,
+    unsupported_parts,
+)
 from minivllm.text.tokenizer_json import read_eos_token_ids as read_eos_token_ids
 
 if TYPE_CHECKING:
     from minivllm.text.hf_tokenizer import HFTokenizer
 
-# Words remembered with their ids, and the characters of the longest word that is worth it.
-CACHE_WORDS, CACHE_WORD_LENGTH = 65_536, 128
+CACHE_WORDS = 65_536  # words remembered with their ids
+CACHE_WORD_LENGTH = 128  # characters of the longest of them
+LONG_WORD = 32  # bytes; from here on the library is faster than `encode_word`
 
 Merges = Mapping[tuple[str, str], int]  # pair of tokens -> rank; the lowest is joined first
 
@@ -143,11 +151,12 @@ class Tokenizer:
         ids = {token.content: token.id for token in file.added}
         plain = {token.content: token.id for token in file.added if not token.special}
         # What `split_at_tokens` takes, to find all of them or those that are not special.
-        self.all_added, self.plain_added = (token_pattern(ids), ids), (token_pattern(plain), plain)
+        self.all_added = (token_pattern(ids), ids)
+        self.plain_added = (token_pattern(plain), plain)
         self._bytes = {token_id: from_alphabet(token) for token, token_id in file.vocab.items()}
         self._bytes.update({token.id: token.content.encode("utf-8") for token in file.added})
-        self._cache: dict[str, list[int]] = {}
-        self._starts = token_starts(token.content for token in file.added if token.special)
+        self._short_word_ids = lru_cache(CACHE_WORDS)(self._word_ids)
+        self._control = ControlTokens(ids.keys() - plain.keys())
 
     @property
     def vocab_size(self) -> int:
@@ -160,10 +169,10 @@ class Tokenizer:
         """The token ids of `text`.
 
         `parse_special`: a special token written in the text becomes its id; for prompts that a
-        program wrote. Without it a stranger's "<|im_end|>" is text like any other. Added tokens
+        program wrote. Without it a user's "<|im_end|>" is text like any other. Added tokens
         that are not special, such as "<think>", become their ids either way.
-        `add_special_tokens`: `self.file.prefix_ids` before it all, `suffix_ids` behind it all.
-        Raises ValueError for what is no text (`checked_text`).
+        `add_special_tokens`: `self.file.prefix_ids` before everything, `suffix_ids` at the end.
+        Raises ValueError for anything but text (`checked_text`).
 
         Where the ids are the bytes and "<e>" is the special token 256, "a<e>" gives [97, 256]
         with `parse_special`, else [97, 60, 101, 62].
@@ -179,28 +188,25 @@ class Tokenizer:
         """The ids of the words of `text`, in which no added token is looked for."""
         ids: list[int] = []
         for word in self.file.split(self.file.normalize(text)):
-            ids += self._cache.get(word) or self._word_ids(word)
+            is_short = len(word) <= CACHE_WORD_LENGTH
+            ids += self._short_word_ids(word) if is_short else self._word_ids(word)
         return ids
 
     def _word_ids(self, word: str) -> list[int]:
-        ids = [self.file.vocab[token] for token in self._word_tokens(to_alphabet(word))]
-        if len(word) <= CACHE_WORD_LENGTH:
-            if len(self._cache) >= CACHE_WORDS:
-                self._cache.clear()
-            self._cache[word] = ids
-        return ids
+        return [self.file.vocab[token] for token in self._word_tokens(to_alphabet(word))]
 
     def _word_tokens(self, word: str) -> list[str]:
         vocab, unknown = self.file.vocab, self.file.unknown
         if self.file.ignore_merges and word in vocab and vocab[word] not in self.special_ids:
             return [word]
+        if len(word) >= LONG_WORD:
+            return self.file.long_word_tokens(word)
         # A vocabulary may lack bytes that its training text did not have.
         known = [byte if byte in vocab else unknown for byte in word]
-        encode = encode_word if len(known) < LONG_WORD else encode_long_word
-        return encode([byte for byte in known if byte is not None], self.file.merges)
+        return encode_word([byte for byte in known if byte is not None], self.file.merges)
 
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """The text of the ids: what is no UTF-8 becomes U+FFFD, an id without a token nothing."""
+        """The text of the ids: wrong UTF-8 becomes U+FFFD, an id without a token nothing."""
         skipped = self.special_ids if skip_special_tokens else frozenset()
         parts = [self._bytes.get(i, b"") for i in token_ids if i not in skipped]
         return b"".join(parts).decode("utf-8", "replace")
@@ -209,34 +215,24 @@ class Tokenizer:
         """The bytes of one token, which may be a part of a character; none for an unknown id."""
         return self._bytes.get(token_id, b"")
 
-    def render_chat(
-        self,
-        messages: Sequence[Message],
-        add_generation_prompt: bool = True,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> str:
-        """The text that the model's chat template makes of `messages`, for reading.
-
-        `[{"role": "user", "content": "Hi"}]` may give "<s>user: Hi</s><s>assistant: ", without
-        its end if not `add_generation_prompt`; `chat_template_kwargs` are variables of the
-        template. Raises ValueError without a template and for messages it does not take.
-        """
-        template = required_template(self.template)
-        return template.render(messages, add_generation_prompt, chat_template_kwargs)
-
     def apply_chat_template(
         self,
         messages: Sequence[Message],
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """The ids of `render_chat`; a special token that is written in a message stays text."""
-        options = (messages, add_generation_prompt, chat_template_kwargs, self._starts)
-        text, marker = required_template(self.template).render_guarded(*options)
+        """The ids of the text that the model's chat template makes of `messages`.
+
+        `[{"role": "user", "content": "Hi"}]` may be "<s>user: Hi</s><s>assistant: ", without
+        its end if not `add_generation_prompt`; `chat_template_kwargs` are variables of the
+        template. Special tokens that are written in a message stay text. Raises ValueError
+        without a template and for messages that it does not take.
+        """
+        options = (messages, add_generation_prompt, chat_template_kwargs)
+        pieces = required_template(self.template).render_pieces(*options, self._control)
         ids: list[int] = []
-        for piece in split_at_tokens(text, *self.all_added):
-            # The special tokens are found by now: what the marker kept apart may join.
-            ids += [piece] if isinstance(piece, int) else self.text_ids(piece.replace(marker, ""))
+        for place, piece in enumerate(pieces):
+            ids += self.encode(piece, parse_special=place % 2 == 1, add_special_tokens=False)
         return ids
 
     def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
@@ -311,10 +307,12 @@ def load_tokenizer(path: str | Path) -> Tokenizer | HFTokenizer:
     ValueError if there is no `tokenizer.json` or it cannot be read.
     """
     directory = Path(path)
-    raw, template = read_tokenizer_json(directory), read_chat_template(directory)
-    try:
-        return Tokenizer(parse(raw), template)
-    except ValueError as reason:
+    with damage_named(f"tokenizer.json or tokenizer_config.json in {directory}"):
+        raw = read_tokenizer_json(directory)
+        template = read_chat_template(directory)
+        if not any(unsupported_parts(raw)):
+            return Tokenizer(parse(raw), template)
+
         from minivllm.text.hf_tokenizer import HFTokenizer
 
-        return HFTokenizer(directory / "tokenizer.json", template, str(reason))
+        return HFTokenizer(raw, template, from_alphabet)

@@ -53,7 +53,7 @@ MODULES: list[Row] = [
     ("llm", 3, None, "output"),
 ]
 ROOMS: dict[str, str] = {
-    "text": "config",
+    "text": "config request",
     "checkpoint": "config model_config model ops text",
     "cpu": "ops model",
     "gpu": "ops model kernels decode_attention cuda_graphs model_runner rows step_input drawing",

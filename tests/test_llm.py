@@ -104,11 +104,12 @@ def test_each_prompt_may_have_its_own_parameters_but_the_number_must_fit(llm):
         ("", "the prompt is empty"),
         ([], "the prompt is empty"),
         ({"prompt_token_ids": []}, "the prompt is empty"),
-        ([1, VOCAB_SIZE], f"{VOCAB_SIZE} in the prompt is no token id.*to {VOCAB_SIZE - 1}"),
-        ([1, -1], "-1 in the prompt is no token id"),
-        ([1, 2.5], "2.5 in the prompt is no token id"),
-        ([1, True], "True in the prompt is no token id"),
-        ({"prompt": "a"}, "one key, 'prompt_token_ids'"),
+        ([1, VOCAB_SIZE], f"{VOCAB_SIZE} in the prompt is not a token id.*to {VOCAB_SIZE - 1}"),
+        ([1, -1], "-1 in the prompt is not a token id"),
+        ([1, 2.5], "2.5 in the prompt is not a token id"),
+        ([1, True], "True in the prompt is not a token id"),
+        ({"text": "a"}, "key 'prompt' or 'prompt_token_ids'"),
+        (None, "None is not a prompt"),
         ("x" * 128, "128 tokens.*max_model_len=128"),
     ],
 )
@@ -494,10 +495,10 @@ def test_chat_answers_what_the_template_makes_of_the_messages(llm):
 def test_a_bad_conversation_in_a_list_fails_alone(llm):
     """The others are answered; on its own it raises."""
     hello = [{"role": "user", "content": "Hi"}]
-    with pytest.warns(UserWarning, match="is no conversation"):
+    with pytest.warns(UserWarning, match="a message is"):
         outputs = llm.chat([hello, ["Hi"]], GREEDY, use_tqdm=False)
     assert [o.outputs[0].finish_reason for o in outputs] == ["length", "error"]
-    with pytest.raises(ValueError, match="is no conversation"):
+    with pytest.raises(ValueError, match="a message is"):
         llm.chat([], GREEDY, use_tqdm=False)
 
 

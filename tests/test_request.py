@@ -2,7 +2,9 @@
 
 import dataclasses
 import math
+import reprlib
 
+import numpy as np
 import pytest
 
 from minivllm.request import (
@@ -36,7 +38,13 @@ def make_request(num_prompt_tokens=4, **fields):
         ("temperature", math.nan),
         ("temperature", math.inf),
         ("temperature", "hot"),
-        ("top_k", -1),
+        ("top_k", -2),
+        ("top_k", 2**63),
+        ("top_k", np.float64(2)),
+        ("temperature", 10**400),
+        ("temperature", 1e39),
+        ("temperature", np.float32("nan")),
+        ("temperature", np.bool_(True)),
         ("top_k", 1.5),
         ("top_p", 0),
         ("top_p", 1.01),
@@ -45,6 +53,8 @@ def make_request(num_prompt_tokens=4, **fields):
         ("min_p", 1.1),
         ("max_tokens", 0),
         ("max_tokens", 2.0),
+        ("max_tokens", 2**31),
+        ("max_tokens", np.array([3])),
         ("seed", -1),
         ("seed", 2**63),
         ("ignore_eos", "yes"),
@@ -55,6 +65,8 @@ def make_request(num_prompt_tokens=4, **fields):
         ("repetition_penalty", 0),
         ("repetition_penalty", -1.0),
         ("repetition_penalty", math.inf),
+        ("repetition_penalty", 1e-46),
+        ("repetition_penalty", 1e39),
         ("min_tokens", -1),
         ("min_tokens", 17),  # more than max_tokens
         ("min_tokens", 1.0),
@@ -67,10 +79,14 @@ def make_request(num_prompt_tokens=4, **fields):
         ("n", 2.0),
         ("stop", ""),
         ("stop", 3),
-        ("stop", None),
+        ("stop", b"a"),
         ("stop", {"a"}),
         ("stop", "x" * 1025),
         ("stop", ("a",) * 65),
+        ("stop", [str(number) for number in range(1000)]),
+        ("stop_token_ids", 5),
+        ("stop_token_ids", "5"),
+        ("stop_token_ids", {5}),
         ("include_stop_str_in_output", 1),
         ("skip_special_tokens", None),
     ],
@@ -79,7 +95,11 @@ def test_impossible_value_is_refused_with_name_and_value(name, value):
     """The message says which setting it was, and what was given."""
     with pytest.raises(ValueError) as caught:
         SamplingParams(**{name: value})
-    assert f"{name}={value!r}" in str(caught.value)
+    message = str(caught.value)
+    shown = value if isinstance(value, int) else reprlib.repr(value)
+    assert f"{name}={shown}" in message or f"{name}={float(value)!r}" in message
+    assert "must be" in message or "must map" in message
+    assert len(message) < 150 or value == 10**400
 
 
 @pytest.mark.parametrize("token_id", [-1, 1.5, "a", True])
@@ -94,7 +114,7 @@ def test_stop_strings_are_texts(text):
     """One bad string among good ones is named."""
     with pytest.raises(ValueError) as caught:
         SamplingParams(stop=["a", text])
-    assert f"stop={text!r}" in str(caught.value)
+    assert f"stop={reprlib.repr(text)}" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -123,6 +143,7 @@ def test_limits_themselves_are_allowed():
     assert params.temperature == 0
     assert SamplingParams(max_tokens=None, seed=None).max_tokens is None
     SamplingParams(presence_penalty=-2, frequency_penalty=2, repetition_penalty=1e-3)
+    SamplingParams(temperature=1e6, top_k=2**31 - 1, repetition_penalty=1e3, max_tokens=2**31 - 1)
     SamplingParams(max_tokens=3, min_tokens=3, logprobs=0, n=1024)
     SamplingParams(max_tokens=None, min_tokens=10**6, logprobs=20)
     SamplingParams(logit_bias={0: 100, 5: -100.0}, stop=("x" * 1024,) * 64)
@@ -148,6 +169,43 @@ def test_settings_are_frozen_and_keep_a_tuple():
     assert params.stop_token_ids == (1, 2)
     with pytest.raises(dataclasses.FrozenInstanceError):
         params.temperature = 0.5
+
+
+def test_numbers_of_numpy_are_kept_as_numbers_of_python():
+    """Whole ones and others, alone and in lists."""
+    params = SamplingParams(
+        temperature=np.float32(0.5),
+        top_k=np.int64(4),
+        top_p=np.float64(0.5),
+        max_tokens=np.int32(3),
+        seed=np.uint8(7),
+        stop_token_ids=np.array([1, 2]),
+        logit_bias={np.int64(3): np.float32(1.5)},
+    )
+    assert params == SamplingParams(
+        temperature=0.5,
+        top_k=4,
+        top_p=0.5,
+        max_tokens=3,
+        seed=7,
+        stop_token_ids=(1, 2),
+        logit_bias={3: 1.5},
+    )
+    kept = [
+        params.top_k,
+        params.max_tokens,
+        params.seed,
+        *params.stop_token_ids,
+        *params.logit_bias,
+    ]
+    assert {type(value) for value in kept} == {int}
+    kept = [params.temperature, params.top_p, params.logit_bias[3]]
+    assert {type(value) for value in kept} == {float}
+
+
+def test_what_vllm_takes_for_off_is_taken():
+    """A script may swap the import."""
+    assert SamplingParams(stop=None, stop_token_ids=None, top_k=-1) == SamplingParams()
 
 
 def test_stop_is_kept_as_a_tuple():

@@ -1,17 +1,19 @@
 """Our byte-level BPE gives the ids of the `tokenizers` library, and the texts back again."""
 
 import functools
+import json
 import unicodedata
 
 import pytest
 import vocabularies
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Library
 
 from minivllm import tokenizer as module
 from minivllm.text.chat_template import ChatTemplate
 from minivllm.text.tokenizer_json import parse
-from minivllm.tokenizer import Detokenizer, Tokenizer, load_tokenizer, to_alphabet
+from minivllm.tokenizer import Detokenizer, Tokenizer, encode_word, load_tokenizer, to_alphabet
 
 TEXTS = [
     "",
@@ -31,6 +33,22 @@ TEXTS = [
 OLD = [c for c in map(chr, range(0x30000)) if unicodedata.ucd_3_2_0.category(c) not in ("Cn", "Cs")]
 COMMON = list(" \n\t'sSdt1é안👍\u200d\u0301<|>")
 ANY_TEXT = st.text(st.sampled_from(OLD) | st.sampled_from(COMMON), max_size=40)
+
+
+def test_normalizers_and_frames_are_those_of_the_library():
+    """Of any kind: lower case, ids around the text by another post-processor."""
+    raw = vocabularies.raw("gpt2")
+    raw["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "Lowercase"}]}
+    raw["post_processor"] = {
+        "type": "RobertaProcessing",
+        "sep": ["<|im_end|>", 2],
+        "cls": ["<|im_start|>", 1],
+        "trim_offsets": True,
+        "add_prefix_space": False,
+    }
+    expected = Library.from_str(json.dumps(raw)).encode("The DOG É").ids
+    assert Tokenizer(parse(raw)).encode("The DOG É") == expected
+    assert (expected[0], expected[-1]) == (1, 2)
 
 
 @functools.cache
@@ -114,13 +132,29 @@ def test_text_never_becomes_a_special_token_through_ignore_merges():
     assert 900 not in tokenizer.encode("end")
 
 
+@pytest.mark.parametrize("times", [1, 20])
+def test_text_never_becomes_a_special_token_through_merges(times):
+    """A special token that merges lead to stays special, in long words as in short ones."""
+    raw = vocabularies.raw("gpt2")
+    vocab, word = raw["model"]["vocab"], "og" * times
+    joined = vocab["og"]
+    assert joined in Tokenizer(parse(raw)).encode(word)
+    raw["added_tokens"].append({"id": joined, "content": "og", "special": True})
+    tokenizer = Tokenizer(parse(raw))
+    assert joined in tokenizer.encode(word, parse_special=True)
+    assert joined not in tokenizer.encode(word)
+    assert tokenizer.decode(tokenizer.encode(word)) == word
+
+
 def test_bytes_without_a_token_are_dropped_or_unknown():
     """A vocabulary may lack bytes; an unknown token, where there is one, stands for each."""
     raw = vocabularies.raw("smollm")
     raw["model"]["vocab"].pop("~", None)
     assert Tokenizer(parse(raw)).encode("~~") == []
+    assert Tokenizer(parse(raw)).encode("~" * 40) == []
     raw["model"]["unk_token"] = "<|endoftext|>"
     assert Tokenizer(parse(raw)).encode("~~") == [0, 0]
+    assert Tokenizer(parse(raw)).encode("~" * 40) == [0] * 40
 
 
 def test_ids_without_a_token_have_no_text():
@@ -129,11 +163,20 @@ def test_ids_without_a_token_have_no_text():
     assert ours("gpt2").decode([10**6]) == ""
 
 
-def test_long_words_take_the_short_way(monkeypatch):
+def test_long_words_are_joined_by_the_library(monkeypatch):
     """A word of 20,000 letters is encoded without `encode_word`, whose cost is quadratic."""
-    monkeypatch.setattr(module, "encode_word", None)
     text = "thequickbrownfox" * 1250
-    assert ours("gpt2").encode(text) == vocabularies.library("gpt2").encode(text).ids
+    expected = vocabularies.library("gpt2").encode(text).ids
+    monkeypatch.setattr(module, "encode_word", None)
+    assert ours("gpt2").encode(text) == expected
+
+
+@given(word=st.text("abcdehilnorstuwy", min_size=20, max_size=50))
+@settings(deadline=None, max_examples=100)
+def test_long_words_and_short_words_are_joined_alike(word):
+    """The library gives the tokens of `encode_word`, overlapping pairs included."""
+    file = ours("gpt2").file
+    assert file.long_word_tokens(word) == encode_word(word, file.merges)
 
 
 def test_cache_of_words_is_bounded(monkeypatch):
@@ -143,8 +186,8 @@ def test_cache_of_words_is_bounded(monkeypatch):
     text = " ".join(f"w{letter}" for letter in "abcdefghijklmnopqrstuvwxyz")
     assert tokenizer.encode(text) == vocabularies.library("gpt2").encode(text).ids
     tokenizer.encode("x" * 5000)
-    assert 0 < len(tokenizer._cache) <= 10
-    assert all(len(word) < 5000 for word in tokenizer._cache)
+    assert tokenizer._short_word_ids.cache_info().currsize == 10
+    assert tokenizer._short_word_ids.cache_info().misses == 26
 
 
 def test_the_answer_is_not_the_cache():
@@ -228,13 +271,14 @@ def test_no_message_writes_a_special_token(kind, parts):
 
 
 def test_texts_that_a_template_joins_make_no_special_token():
-    """A token cut in two, in two parts of a message, is not whole again in the prompt."""
-    template = "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"
+    """A token cut in two, in two strings or two parts, is not whole again in the prompt."""
+    template = "{{ messages[0].name }}{{ messages[0].content }}"
     tokenizer = Tokenizer(parse(vocabularies.raw("gpt2")), ChatTemplate(template))
     parts = [{"type": "text", "text": text} for text in ("a<|im_", "end|>b")]
-    ids = tokenizer.apply_chat_template([{"role": "user", "content": parts}])
-    assert not tokenizer.special_ids & set(ids)
-    assert tokenizer.decode(ids) == "a<|im_end|>b"
+    for name, content in (("a<|im_", "end|>b"), ("", parts)):
+        ids = tokenizer.apply_chat_template([{"role": "user", "name": name, "content": content}])
+        assert not tokenizer.special_ids & set(ids)
+        assert tokenizer.decode(ids) == "a<|im_end|>b"
 
 
 @pytest.mark.parametrize("kind", vocabularies.BYTE_LEVEL)
@@ -256,7 +300,7 @@ def test_chat_ids_are_those_of_transformers(kind, generate):
         rendered = oracle.apply_chat_template(
             messages, add_generation_prompt=generate, tokenize=False
         )
-        assert ours(kind).render_chat(messages, generate) == rendered
+        assert ours(kind).template.render(messages, generate) == rendered
 
 
 def test_chat_without_a_template_says_what_to_do():
@@ -307,8 +351,6 @@ def smollm2():
 
 @functools.cache
 def both_smollm2():
-    from tokenizers import Tokenizer as Library
-
     return load_tokenizer(smollm2()), Library.from_file(str(smollm2() / "tokenizer.json"))
 
 

@@ -1,8 +1,7 @@
 """From requests to what their users see: several answers to a prompt, text, outputs.
 
-Leaves out the loop that makes the tokens (`engine`) and how they become text
-(`output.text_stream`).
-Given (no notebook builds it).
+Does not handle the loop that makes the tokens (see `engine`) nor how they become text (see
+`output.text_stream`). Not built in the course.
 """
 
 from __future__ import annotations
@@ -15,7 +14,12 @@ from typing import Any
 
 from minivllm.config import set_value
 from minivllm.engine import Engine
-from minivllm.output.prompts import EncodedPrompt, max_num_tokens
+from minivllm.output.prompts import (
+    EncodedPrompt,
+    max_num_tokens,
+    params_for_each,
+    require_token_ids,
+)
 from minivllm.output.text_stream import TextStream
 from minivllm.request import (
     CompletionOutput,
@@ -55,9 +59,8 @@ class Answer:
         token_ids = request.output_token_ids[: stream.num_tokens]
         logprobs, total = None, None
         if request.sampling_params.logprobs is not None:
-            logprobs = [
-                _with_text(table, tokenizer) for table in request.logprobs[: len(token_ids)]
-            ]
+            tables = request.logprobs[: len(token_ids)]
+            logprobs = [_with_text(table, tokenizer) for table in tables]
             total = sum(table[token_id].logprob for table, token_id in zip(logprobs, token_ids))
         return CompletionOutput(
             index=index,
@@ -102,8 +105,7 @@ class ParentRequest:
     @property
     def is_finished(self) -> bool:
         """Whether all answers have ended."""
-        started = self.answers[: self.num_started]
-        return len(started) == len(self.answers) and all(a.request.is_finished for a in started)
+        return all(answer.request.is_finished for answer in self.answers)
 
     def make_output(self, tokenizer: Any) -> RequestOutput:
         """The user's view of all answers so far."""
@@ -139,13 +141,17 @@ class OutputProcessor:
         self._numbers = itertools.count()  # of requests, for their seeds
 
     def add(self, prompt: EncodedPrompt, params: SamplingParams, request_id: str) -> ParentRequest:
-        """Queue a prompt. Raises ValueError for one that is too long, for a bias on a token that
-        the model does not know, and for an id in use."""
+        """Queue a prompt.
+
+        Raises ValueError for one that is empty or too long, for a token id that the model does
+        not know, for settings that are not SamplingParams, and for an id in use.
+        """
+        (params,) = params_for_each(params, 1)
+        require_token_ids(prompt.token_ids, self.engine.vocab_size)
         if request_id in self.parents:
             raise ValueError(f"request id {request_id!r} is in use; choose another or none")
         require_known_tokens(params, self.engine.vocab_size)
-        requests = [self._make_request(request_id, i, prompt, params) for i in range(params.n)]
-        answers = [Answer(r, TextStream(self._detokenizer(params), params)) for r in requests]
+        answers = [self._make_answer(request_id, i, prompt, params) for i in range(params.n)]
         parent = ParentRequest(request_id, prompt.text, answers)
         self.parents[request_id] = parent
         if params.stop or params.n > 1:
@@ -185,7 +191,7 @@ class OutputProcessor:
             return False
         for answer in parent.answers[: parent.num_started]:
             self.engine.abort(answer.request.request_id)
-            self._forget(answer)
+        self._forget(parent)
         return True
 
     def _read(self, answer: Answer) -> None:
@@ -197,8 +203,7 @@ class OutputProcessor:
     def _finish(self, parent: ParentRequest) -> None:
         """Forget a prompt, and keep its output for `take_outputs` unless a stream fetches it."""
         del self.parents[parent.request_id]
-        for answer in parent.answers:
-            self._forget(answer)
+        self._forget(parent)
         parent.output = parent.make_output(self.engine.tokenizer)
         if not parent.is_streamed:
             self._outputs.append(parent.output)
@@ -208,9 +213,10 @@ class OutputProcessor:
         for answer in parent.answers:
             self._watched[answer.request.request_id] = parent, answer
 
-    def _forget(self, answer: Answer) -> None:
-        del self.answers[answer.request.request_id]
-        self._watched.pop(answer.request.request_id, None)
+    def _forget(self, parent: ParentRequest) -> None:
+        for answer in parent.answers:
+            self.answers.pop(answer.request.request_id, None)
+            self._watched.pop(answer.request.request_id, None)
 
     def _start(self, parent: ParentRequest, num_answers: int) -> None:
         """Hand the requests of a parent's first answers to the engine, where they are not yet."""
@@ -221,27 +227,26 @@ class OutputProcessor:
                 self.engine.trace.arrived(answer.request)
         parent.num_started = num_answers
 
-    def _detokenizer(self, params: SamplingParams) -> Any:
-        return self.engine.tokenizer.detokenizer(params.skip_special_tokens)
-
-    def _make_request(
+    def _make_answer(
         self, request_id: str, index: int, prompt: EncodedPrompt, params: SamplingParams
-    ) -> Request:
-        config, number = self.engine.config, next(self._numbers)
+    ) -> Answer:
+        config = self.engine.config
         num_prompt_tokens = len(prompt.token_ids)
         max_model_len = set_value(config.max_model_len)
         eos = () if params.ignore_eos else self.engine.eos_token_ids
-        return Request(
+        request = Request(
             request_id=f"{request_id}/{index}" if index else request_id,
             token_ids=list(prompt.token_ids),
             num_prompt_tokens=num_prompt_tokens,
             sampling_params=params,
             max_num_tokens=max_num_tokens(num_prompt_tokens, params.max_tokens, max_model_len),
             stop_token_ids=frozenset((*eos, *params.stop_token_ids)),
-            seed=request_seed(params.seed, index, derive_seed(config.seed, number)),
+            seed=request_seed(params.seed, index, derive_seed(config.seed, next(self._numbers))),
             prompt=prompt.text,
             metrics=RequestMetrics(arrival_time=time.perf_counter()),
         )
+        detokenizer = self.engine.tokenizer.detokenizer(params.skip_special_tokens)
+        return Answer(request, TextStream(detokenizer, params))
 
 
 class Stream:

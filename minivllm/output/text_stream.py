@@ -1,6 +1,6 @@
 """The text of an answer as its tokens come: whole characters, and nothing of a stop string.
 
-Leaves out decoding (`tokenizer`). Given (no notebook builds it).
+Does not handle decoding (see `tokenizer`). Not built in the course.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ class TextStream:
 
     def skip(self) -> None:
         """Take in a token that shows no text: the one that ended the answer."""
-        self.num_tokens += self.stop is None
+        if self.stop is None:
+            self.num_tokens += 1
 
     def finish(self) -> None:
         """No more tokens come: show what was held back."""

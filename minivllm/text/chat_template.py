@@ -1,159 +1,54 @@
-"""Chat templates: a list of messages becomes one text, in Jinja's immutable sandbox.
+"""Chat templates: messages become one text, in Jinja's immutable sandbox.
 
-A template comes with a checkpoint, so it is somebody else's program: it sees plain strings,
-numbers, lists and dicts, and nothing it does can reach further. Leaves out the tokens: the
-tokenizers encode the text. Given (no notebook builds it).
+A template comes with a checkpoint and is not trusted: it sees copies in plain JSON types. Does
+not handle token ids (see `tokenizer` and `text.hf_tokenizer`). Not built in the course.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-from minivllm.text.tokenizer_json import read_json
-
-TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
+from minivllm.text.tokenizer_json import read_if_present, special_token_names
 
 Message = Mapping[str, Any]
+PRIVATE_USE = range(0xE000, 0xF900)  # characters without a meaning in Unicode
+EXAMPLE = 'a message is {"role": "user", "content": "text"}'
 
 
-class ChatTemplate:
-    """A Jinja template and the special tokens that it may name (`bos_token`, `eos_token`, …)."""
+class ControlTokens:
+    """The control tokens of a vocabulary, to be told apart from text that looks like them."""
 
-    def __init__(self, source: str, tokens: Mapping[str, str] | None = None) -> None:
-        self.source = source
-        self.tokens = dict(tokens or {})
-        self._compiled: Any = None
+    def __init__(self, tokens: Iterable[str]) -> None:
+        longest_first = sorted(tokens, key=len, reverse=True)
+        none = "(?!)"  # a pattern that never matches
+        self._tokens = re.compile(f"({'|'.join(map(re.escape, longest_first)) or none})")
+        starts = "|".join(map(_token_or_cut_token, longest_first)) or none
+        self._starts = re.compile(f"(?={starts}).", re.DOTALL)
 
-    def render(
-        self,
-        messages: Sequence[Message],
-        add_generation_prompt: bool = True,
-        variables: Mapping[str, Any] | None = None,
-        guard: Callable[[str], str] = str,
-    ) -> str:
-        """The conversation as the model saw conversations in training.
+    def mark(self, value: Any, mark: str) -> Any:
+        """A copy of a JSON value with `mark` after the first character of each control token.
 
-        `add_generation_prompt` opens the answer; `variables` are the template's own, such as
-        `{"enable_thinking": False}` or `{"tools": [...]}`; `guard` is applied to every string
-        that comes from the caller. Raises ValueError for messages without role or content and
-        for a conversation that the template refuses.
+        A token that the end of a string cuts off counts, because a template may join strings.
+        With "<|end|>" and "#": "a <|end|>" becomes "a <#|end|>", "a <|en" "a <#|en".
         """
-        self._compiled = self._compiled or compile_template(self.source)
-        given = plain({"tools": None, "documents": None} | dict(variables or {}), guard)
-        chat = [plain(message, guard) for message in checked_messages(messages)]
-        names = {**self.tokens, **given, "add_generation_prompt": add_generation_prompt}
-        try:
-            return str(self._compiled.render({**names, "messages": chat}))
-        except Exception as error:  # somebody else's program can raise anything
-            raise ValueError(f"the model's chat template refused the messages: {error}") from error
-
-    def render_guarded(
-        self,
-        messages: Sequence[Message],
-        add_generation_prompt: bool,
-        variables: Mapping[str, Any] | None,
-        starts: re.Pattern[str] | None,
-    ) -> tuple[str, str]:
-        """The text of `render` and a marker, which stands in every special token that was written
-        by the caller, after the character that the pattern `starts` found (see `token_starts`).
-
-        Take the marker out once the template's own special tokens have been found.
-        """
-        marker = new_marker()
-        guard = token_breaker(starts, marker)
-        return self.render(messages, add_generation_prompt, variables, guard), marker
-
-
-def read_chat_template(path: Path) -> ChatTemplate | None:
-    """The template of the checkpoint directory `path`; None if it has none.
-
-    `chat_template.jinja` goes before `chat_template` in `tokenizer_config.json`, which is a
-    text or a list of named ones; of those "default" is taken.
-    """
-    file, config_file = path / "chat_template.jinja", path / "tokenizer_config.json"
-    config = read_json(config_file) if config_file.is_file() else {}
-    source = file.read_text(encoding="utf-8") if file.is_file() else config.get("chat_template")
-    if isinstance(source, list):
-        source = _default_of({named["name"]: named["template"] for named in source}, config_file)
-    return None if source is None else ChatTemplate(source, special_token_names(config))
-
-
-def required_template(template: ChatTemplate | None) -> ChatTemplate:
-    """`template`; ValueError, with the remedy, if the checkpoint has none."""
-    if template is None:
-        raise ValueError(
-            "the checkpoint has no chat template: pass a text to generate() in place of messages,"
-            " or put the template of the instruct model into chat_template.jinja beside its"
-            " tokenizer.json"
-        )
-    return template
-
-
-def _default_of(templates: Mapping[str, str], file: Path) -> str:
-    if "default" not in templates:
-        raise ValueError(
-            f"chat_template in {file} has {sorted(templates)} but no 'default'; put the one to"
-            " use into chat_template.jinja beside it"
-        )
-    return templates["default"]
-
-
-def special_token_names(config: Mapping[str, Any]) -> dict[str, str]:
-    """`bos_token`, `eos_token`, … of a `tokenizer_config.json`, each as its text."""
-    found = {name: config[name] for name in TOKEN_NAMES if config.get(name) is not None}
-    return {name: tok["content"] if isinstance(tok, dict) else tok for name, tok in found.items()}
-
-
-def checked_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Copies of the messages without fields that are None; ValueError for what is no message."""
-    if not messages or isinstance(messages, (str, Mapping)):
-        raise ValueError(f"messages={messages!r}: pass a list with at least one message")
-    for number, message in enumerate(messages):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise ValueError(f"message {number} has no role: {message!r}; {_EXAMPLE}")
-        content = message.get("content")
-        # An assistant's message that calls tools may be without text.
-        if not isinstance(content, (str, list)) and not message.get("tool_calls"):
-            raise ValueError(f"message {number} has no content: {message!r}; {_EXAMPLE}")
-    return [{k: v for k, v in message.items() if v is not None} for message in messages]
-
-
-_EXAMPLE = 'a message is {"role": "user", "content": "text"}'
-
-
-def plain(value: Any, guard: Callable[[str], str] = str) -> Any:
-    """`value` rebuilt from plain JSON types, with `guard` applied to each string.
-
-    Whatever an object can do beyond that (a method that writes files) stays outside of the
-    sandbox. Raises ValueError, naming the type, for anything else.
-    """
-    if value is None or isinstance(value, bool):
+        if isinstance(value, str):
+            return self._starts.sub(rf"\g<0>{mark}", value)
+        if isinstance(value, dict):
+            return {self.mark(key, mark): self.mark(item, mark) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self.mark(item, mark) for item in value]
         return value
-    if isinstance(value, str):
-        return guard(str.__str__(value))
-    if isinstance(value, (int, float)):
-        return int(value) if isinstance(value, int) else float(value)
-    if isinstance(value, Mapping):
-        return {str(key): plain(item, guard) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item, guard) for item in value]
-    raise ValueError(f"a message holds a {type(value).__name__}; it may hold only JSON types")
 
-
-def token_starts(tokens: Iterable[str]) -> re.Pattern[str] | None:
-    """A pattern for the first character of each of `tokens` in a text; None without tokens.
-
-    It also finds a token that the end of the text cuts off, because a template may join two
-    texts. With the token `<|end|>`: one match in "a <|end|>", one in "a <|en", none in "a |end|>".
-    """
-    found = "|".join(map(_token_or_cut_token, sorted(tokens)))
-    return re.compile(f"(?={found}).", re.DOTALL) if found else None
+    def split(self, text: str) -> list[str]:
+        """`text` cut at the control tokens: they have the odd places, the texts the even ones."""
+        return self._tokens.split(text)
 
 
 def _token_or_cut_token(token: str) -> str:
@@ -164,42 +59,156 @@ def _token_or_cut_token(token: str) -> str:
     return pattern
 
 
-def token_breaker(starts: re.Pattern[str] | None, marker: str) -> Callable[[str], str]:
-    """A function that puts `marker` into each special token that somebody wrote into a text.
+class ChatTemplate:
+    """A Jinja template and the special tokens that it may name (`bos_token`, `eos_token`, …).
 
-    With the marker "0": "a <|end|>" becomes "a <0|end|>", which is no special token any more.
-    Taking the marker out again, once the special tokens of the template have been found,
-    gives the very text that was written, so nothing else is encoded in another way.
+    `tool_source` is the template for conversations with `tools`, if that is another one.
     """
-    return lambda text: text if starts is None else starts.sub(rf"\g<0>{marker}", text)
+
+    def __init__(
+        self,
+        source: str,
+        tokens: Mapping[str, str] | None = None,
+        tool_source: str | None = None,
+    ) -> None:
+        self.source = source
+        self.tokens = dict(tokens or {})
+        self.tool_source = tool_source
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The conversation as the model saw conversations in training.
+
+        `add_generation_prompt` opens the answer; `variables` are the template's own, such as
+        `{"enable_thinking": False}` or `{"tools": [...]}`. Raises ValueError for messages
+        without role or content and for a conversation that the template refuses.
+        """
+        none = ControlTokens(())
+        return "".join(self.render_pieces(messages, add_generation_prompt, variables, none))
+
+    def render_pieces(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any] | None,
+        control: ControlTokens,
+    ) -> list[str]:
+        """The text of `render`, cut at the template's own control tokens (odd places).
+
+        A control token that the caller wrote, in a message or a variable, is part of a text.
+        """
+        given = {"tools": None, "documents": None, **(variables or {})}
+        given["messages"] = checked_messages(messages)
+        try:
+            seen = json.dumps([given, self.source, self.tool_source, self.tokens])
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"messages may hold only JSON types: {error}") from error
+        # Neither the mark nor its escape in JSON is in anything that the template can write.
+        escape = next((e for e in map(r"\u{:04x}".format, PRIVATE_USE) if e not in seen), None)
+        if escape is None:
+            raise ValueError("the messages hold every private-use character; remove one")
+        mark: str = json.loads(f'"{escape}"')
+        # The template gets copies: objects may have methods that write files.
+        values = {**self.tokens, **control.mark(json.loads(seen)[0], mark)}
+        template = compile_template((given["tools"] and self.tool_source) or self.source)
+        try:
+            rendered = template.render(values | {"add_generation_prompt": add_generation_prompt})
+        except Exception as error:  # a template can raise anything
+            words = str(error).replace(mark, "")
+            raise ValueError(f"the model's chat template refused the messages: {words}") from None
+        pieces = control.split(rendered)
+        return [piece.replace(mark, "").replace(escape, "") for piece in pieces]
 
 
-def new_marker() -> str:
-    """20 random digits: nobody can write them in advance, and no filter changes their case."""
-    return f"{secrets.randbits(64):020d}"
+def read_chat_template(path: Path) -> ChatTemplate | None:
+    """Return the template of the checkpoint directory `path`; None if it has none.
+
+    `chat_template.jinja` goes before `chat_template` in `tokenizer_config.json`, which is a
+    text or a list of named ones: "default", and "tool_use" for conversations with tools.
+    """
+    file = path / "chat_template.jinja"
+    config_file = path / "tokenizer_config.json"
+    config = read_if_present(config_file)
+    source = file.read_text(encoding="utf-8") if file.is_file() else config.get("chat_template")
+    if source is None:
+        return None
+    named = {"default": source}
+    if isinstance(source, list):
+        named = {entry["name"]: entry["template"] for entry in source}
+    if not isinstance(named.get("default"), str):
+        raise ValueError(
+            f"chat_template in {config_file} has {sorted(named)} but no text named 'default'; put"
+            " the one to use into chat_template.jinja beside it"
+        )
+    return ChatTemplate(named["default"], special_token_names(config), named.get("tool_use"))
 
 
+def required_template(template: ChatTemplate | None) -> ChatTemplate:
+    """Return `template`; ValueError, with the remedy, if the checkpoint has none."""
+    if template is None:
+        raise ValueError(
+            "the checkpoint has no chat template: pass a text to generate() in place of messages,"
+            " or put the template of the instruct model into chat_template.jinja beside its"
+            " tokenizer.json"
+        )
+    return template
+
+
+def checked_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Return copies of the messages, each content one text; ValueError for wrong ones."""
+    if not isinstance(messages, (list, tuple)) or not messages:
+        raise ValueError(f"messages={reprlib.repr(messages)}: pass a list of messages; {EXAMPLE}")
+    return [_checked_message(number, message) for number, message in enumerate(messages)]
+
+
+def _checked_message(number: int, message: Message) -> dict[str, Any]:
+    shown = f"{reprlib.repr(message)}; {EXAMPLE}"
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise ValueError(f"message {number} has no role: {shown}")
+    content = message.get("content")
+    if isinstance(content, (list, tuple)):
+        return {**message, "content": "".join(_text_of(number, part) for part in content)}
+    # An assistant's message that calls tools may be without text.
+    if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
+        raise ValueError(f"message {number} has no content: {shown}")
+    return dict(message)
+
+
+def _text_of(number: int, part: Any) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    if kind == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    raise ValueError(
+        f"message {number} has a part of type {reprlib.repr(kind)}; only text parts are supported:"
+        ' {"type": "text", "text": "words"}'
+    )
+
+
+@lru_cache(8)
 def compile_template(source: str) -> Any:
-    """A Jinja template in the immutable sandbox, with the helpers that chat templates expect.
-    Raises ValueError for what is no Jinja."""
-    import jinja2
+    """Return a Jinja template in the sandbox, with the helpers that chat templates expect.
+
+    Raises ValueError if `source` is not valid Jinja.
+    """
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _to_json
-    environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
-    try:
-        return environment.from_string(_without_generation_tags(source))
-    except jinja2.TemplateError as error:
-        raise ValueError(f"the model's chat template is no valid Jinja: {error}") from error
-
-
-def _without_generation_tags(source: str) -> str:
-    # {% generation %} marks the assistant's words for training; for us it is always true.
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    # {% generation %} marks the assistant's words for training; here it is always true.
     source = re.sub(r"(\{%[-+]?\s*)generation(\s*[-+]?%\})", r"\1if true\2", source)
-    return re.sub(r"(\{%[-+]?\s*)endgeneration(\s*[-+]?%\})", r"\1endif\2", source)
+    source = re.sub(r"(\{%[-+]?\s*)endgeneration(\s*[-+]?%\})", r"\1endif\2", source)
+    try:
+        return environment.from_string(source)
+    except Exception as error:  # a template nested too deeply is a RecursionError
+        raise ValueError(f"the model's chat template is not valid Jinja: {error}") from error
 
 
 def _to_json(value: Any, **options: Any) -> str:
@@ -211,7 +220,3 @@ def _raise_exception(message: str) -> NoReturn:
     from jinja2 import TemplateError
 
     raise TemplateError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)

@@ -1,85 +1,98 @@
 """The methods of our `Tokenizer` for every other kind, by the `tokenizers` library.
 
 Serves what is not byte-level BPE, such as the vocabularies of Llama 2 and Mistral 7B (words
-start with "▁", bytes without a token are written <0x0A>). Given (no notebook builds it).
+start with "▁", bytes without a token are written <0x0A>), and byte-level BPE with options that
+ours does not have. Not built in the course.
 """
 
 from __future__ import annotations
 
+import codecs
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
-from minivllm.text.chat_template import (
-    ChatTemplate,
-    Message,
-    new_marker,
-    required_template,
-    token_starts,
-)
+from minivllm.text.chat_template import ChatTemplate, ControlTokens, Message, required_template
+from minivllm.text.tokenizer_json import checked_text, merge_pairs, read_library
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+WORD = "a"  # an ordinary token to put before others, so that they are not the first of a text
+CACHED_PIECES = 65_536
 
 
 class HFTokenizer:
     """A tokenizer of any kind that `tokenizer.json` can describe; see `tokenizer.Tokenizer`."""
 
-    def __init__(self, file: Path, template: ChatTemplate | None = None, reason: str = "") -> None:
+    def __init__(
+        self,
+        raw: Mapping[str, Any],
+        template: ChatTemplate | None,
+        from_alphabet: Callable[[str], bytes],
+    ) -> None:
+        """`from_alphabet` gives the bytes of a token of a byte-level vocabulary."""
         self.template = template
-        self._parsing = read_file(file, reason)
-        added = self._parsing.get_added_tokens_decoder().items()
-        special = {token_id: token for token_id, token in added if token.special}
-        self.special_ids = frozenset(special)
-        self._starts = token_starts(token.content for token in special.values())
-        # A second one that leaves special tokens in a text alone, but knows each of them by a
-        # random other name. A template's own special tokens are given that name.
-        self._literal = read_file(file, reason)
-        self._literal.encode_special_tokens = True
-        self._names = {token.content: f"<{new_marker()}>" for token in special.values()}
-        self._ids = _add_names(self._literal, special, self._names)
-        longest_first = sorted(self._names, key=len, reverse=True)
-        self._special = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self._library = read_library(raw)
+        self.id_to_token: Callable[[int], str | None] = self._library.id_to_token
+        added = self._library.get_added_tokens_decoder()
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        special = [token.content for token in added.values() if token.special]
+        # The same vocabulary, in which special tokens have names that no text can contain.
+        self._names = {token: f"<{secrets.token_hex(8)}>" for token in special}
+        self._literal = read_library(rename_tokens(raw, self._names))
+        self._control = ControlTokens(special)
+        self._added = {token.content for token in added.values()}
+        self._from_alphabet = from_alphabet
+        # Found by trying, as a decoder may be a sequence of any steps.
+        self._is_byte_level = self._join(["Ã", "©"]) == "é"
+        self._has_byte_tokens = self._join(["<0xC3>", "<0xA9>"]) == "é"
+        self.bytes_after = lru_cache(CACHED_PIECES)(self._bytes_after)
 
     @property
     def vocab_size(self) -> int:
         """The number of ids: the largest one plus 1. A model's own may be padded beyond it."""
-        return int(max(self._parsing.get_vocab(with_added_tokens=True).values())) + 1
+        return int(max(self._library.get_vocab(with_added_tokens=True).values())) + 1
 
     def encode(
         self, text: str, *, parse_special: bool = False, add_special_tokens: bool = True
     ) -> list[int]:
         """The token ids of `text`; keywords and errors are those of `Tokenizer.encode`."""
-        tokenizer = self._parsing if parse_special else self._literal
-        try:
-            return list(tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
-        except (TypeError, UnicodeEncodeError) as error:
-            raise ValueError(f"text is not a str of characters: {error}") from error
+        checked_text(text)
+        library = self._library if parse_special else self._literal
+        return list(library.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """The text of the ids; an id without a token stands for no text."""
-        ids = list(token_ids)
-        return str(self._parsing.decode(ids, skip_special_tokens=skip_special_tokens))
+        detokenizer = self.detokenizer(skip_special_tokens)
+        pieces = [detokenizer.push(token_id) for token_id in token_ids]
+        return "".join(pieces) + detokenizer.finish()
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of one token, which may be a part of a character; none for an unknown id."""
-        token = self._parsing.id_to_token(token_id) or ""
-        byte = BYTE_TOKEN.fullmatch(token)
-        return bytes([int(byte[1], 16)]) if byte else token.replace("▁", " ").encode("utf-8")
+        """The bytes of one token within a text, such as b" the"; none for an unknown id."""
+        token = self.id_to_token(token_id)
+        return b"" if token is None else self.bytes_after(WORD, token)
 
-    def is_byte(self, token_id: int) -> bool:
-        """Whether the token is a single byte, which has a meaning only with its neighbours."""
-        return BYTE_TOKEN.fullmatch(self._parsing.id_to_token(token_id) or "") is not None
+    def _bytes_after(self, before: str | None, token: str) -> bytes:
+        """The bytes that `token` adds to a text that ends in the token `before` (None: empty).
 
-    def render_chat(
-        self,
-        messages: Sequence[Message],
-        add_generation_prompt: bool = True,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> str:
-        """The text that the model's chat template makes of `messages`, for reading."""
-        template = required_template(self.template)
-        return template.render(messages, add_generation_prompt, chat_template_kwargs)
+        Llama 2: "▁the" adds b"the" to an empty text, b" the" to another; <0xC3> adds b"\\xc3".
+        """
+        if self._is_byte_level and token in self._added:
+            return token.encode("utf-8")
+        tokens = [] if before is None else [WORD, before]
+        if before is not None and "\ufffd" in self._join([before]):
+            tokens = [WORD]  # a part of a character: bytes have a meaning only together
+        text = self._join([*tokens, token])[len(self._join(tokens)) :]
+        if "\ufffd" in text and self._is_byte_level:
+            return self._from_alphabet(token)
+        if "\ufffd" in text and self._has_byte_tokens and (byte := BYTE_TOKEN.fullmatch(token)):
+            return bytes([int(byte[1], 16)])
+        return text.encode("utf-8")
+
+    def _join(self, tokens: list[str]) -> str:
+        decoder = self._library.decoder
+        return " ".join(tokens) if decoder is None else str(decoder.decode(tokens))
 
     def apply_chat_template(
         self,
@@ -87,82 +100,64 @@ class HFTokenizer:
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """The ids of `render_chat`, in which only the template's own special tokens are special."""
-        template = required_template(self.template)
-        text, marker = template.render_guarded(
-            messages, add_generation_prompt, chat_template_kwargs, self._starts
-        )
-        if marker not in text:
-            return self.encode(text, parse_special=True, add_special_tokens=False)
-        renamed = self._special.sub(lambda found: self._names[found[0]], text)
-        ids = self.encode(renamed.replace(marker, ""), add_special_tokens=False)
-        return [self._ids.get(i, i) for i in ids]
+        """The ids of a chat; see `Tokenizer.apply_chat_template`."""
+        options = (messages, add_generation_prompt, chat_template_kwargs)
+        pieces = required_template(self.template).render_pieces(*options, self._control)
+        pieces[1::2] = [self._names[token] for token in pieces[1::2]]
+        return self.encode("".join(pieces), add_special_tokens=False)
 
     def detokenizer(self, skip_special_tokens: bool = True) -> HFDetokenizer:
         """A decoder for one stream of ids."""
         return HFDetokenizer(self, skip_special_tokens)
 
 
-def read_file(file: Path, reason: str) -> Any:
-    """The library's tokenizer; ValueError if it cannot read the file either."""
-    import tokenizers
+def rename_tokens(raw: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return a `tokenizer.json` in which each token of `names` is spelled by its new name.
 
-    try:
-        tokenizer = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises nothing more specific
-        raise ValueError(
-            f"{file} cannot be read: {error} (ours: {reason}). Download it again, or update the"
-            " tokenizers package"
-        ) from error
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    return tokenizer
-
-
-def _add_names(
-    tokenizer: Any, special: Mapping[int, Any], names: Mapping[str, str]
-) -> dict[int, int]:
-    # Each special token's other name, as a token that is not special: its id -> the real id.
-    from tokenizers import AddedToken
-
-    for token in special.values():
-        like = {"lstrip": token.lstrip, "rstrip": token.rstrip, "normalized": False}
-        tokenizer.add_tokens([AddedToken(names[token.content], special=False, **like)])
-    return {tokenizer.token_to_id(names[token.content]): i for i, token in special.items()}
+    The ids stay the same, and no merges lead to these tokens any more.
+    """
+    model = dict(raw["model"])
+    vocab = model["vocab"]
+    if isinstance(vocab, list):
+        model["vocab"] = [[names.get(token, token), score] for token, score in vocab]
+    else:
+        model["vocab"] = {names.get(token, token): i for token, i in vocab.items()}
+    if "merges" in model:
+        pairs = merge_pairs(model["merges"])
+        model["merges"] = [pair for pair in pairs if not {*pair, "".join(pair)} & names.keys()]
+    if model.get("unk_token") is not None:
+        model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
+    added = [
+        token | {"content": names[token["content"]], "normalized": False}
+        if token["content"] in names
+        else token
+        for token in raw.get("added_tokens") or ()
+    ]
+    return {**raw, "model": model, "added_tokens": added}
 
 
 class HFDetokenizer:
-    """Turns ids into text as they come; see `tokenizer.Detokenizer`.
+    """Turns ids into text as they come, and shows no half of a character.
 
-    Decoding may depend on the token before (the first word of a text has no space in front),
-    so each new text is the difference of two decoded windows: with the new tokens and without.
+    The text of a token may depend on the token before it: the first word of a text has no space
+    in front.
     """
 
     def __init__(self, tokenizer: HFTokenizer, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
-        self._skips_special = skip_special_tokens
-        self._shown: list[int] = []  # the tokens of the last text that was given out
-        self._held: list[int] = []  # the tokens since
+        self._skipped_ids = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._before: str | None = None  # the last token that was not skipped
+        self._characters = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
-        """The text that is certain by now, which may be none."""
-        tokenizer = self._tokenizer
-        # Skipped tokens and ids without a token have no text, and part no neighbours.
-        is_skipped = self._skips_special and token_id in tokenizer.special_ids
-        if is_skipped or not tokenizer.token_bytes(token_id):
+        """The text that this token completes, which may be none."""
+        token = None if token_id in self._skipped_ids else self._tokenizer.id_to_token(token_id)
+        if token is None:
             return ""
-        self._held.append(token_id)
-        # A run of bytes is decoded as a whole, and one wrong byte at its end spoils all of it.
-        return "" if tokenizer.is_byte(token_id) else self._flush()
-
-    def _flush(self) -> str:
-        window = self._shown + self._held
-        before = self._tokenizer.decode(self._shown, self._skips_special)
-        new = self._tokenizer.decode(window, self._skips_special)[len(before) :]
-        # A window without text would let the next word stand at the beginning of a text.
-        self._shown, self._held = self._held if new else window, []
-        return new
+        data = self._tokenizer.bytes_after(self._before, token)
+        self._before = token
+        return self._characters.decode(data)
 
     def finish(self) -> str:
-        """The rest of the text."""
-        return self._flush()
+        """The rest of the text: U+FFFD if the ids ended within a character, else nothing."""
+        return self._characters.decode(b"", final=True)

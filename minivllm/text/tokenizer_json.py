@@ -1,30 +1,26 @@
 """Read `tokenizer.json`: what a byte-level BPE vocabulary is made of, in plain Python values.
 
-Leaves out every other kind of tokenizer: `parse` refuses it by name, and `text.hf_tokenizer`
-serves it. Given (no notebook builds it).
+The `tokenizers` library normalizes and splits the text. Does not handle other kinds of
+tokenizers (see `text.hf_tokenizer`). Not built in the course.
 """
 
 from __future__ import annotations
 
 import json
-import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-# The split of GPT-2: contractions, then letters, digits and the rest, each with one space
-# before it; of a run of whitespace the last character is left to the word that follows.
-GPT2_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-NORMAL_FORMS = ("NFC", "NFD", "NFKC", "NFKD")
-
-Splitter = Callable[[str], list[str]]
+TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
+FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 @dataclass(frozen=True)
 class AddedToken:
-    """A token that stands beside the merges: it is found in a text as a whole, or not at all."""
+    """A token beside the merges: it is found in a text as a whole, or not at all."""
 
     content: str
     id: int
@@ -39,243 +35,259 @@ class BytePairFile:
     merges: dict[tuple[str, str], int]  # pair -> rank; the lowest is merged first
     added: tuple[AddedToken, ...]
     normalize: Callable[[str], str]
-    split: Splitter  # text -> words; no merge crosses the border of a word
+    split: Callable[[str], list[str]]  # text -> words; no merge crosses the border of a word
     ignore_merges: bool  # a word that is in the vocabulary as a whole is one token
     unknown: str | None  # the token for bytes that have none; None: such bytes are dropped
     prefix_ids: tuple[int, ...]  # put before every text, such as the id of <s>
     suffix_ids: tuple[int, ...]
 
+    @cached_property
+    def _library_model(self) -> Any:
+        from tokenizers.models import BPE
+
+        merges = sorted(self.merges, key=self.merges.__getitem__)
+        return BPE(self.vocab, merges, unk_token=self.unknown)
+
+    def long_word_tokens(self, word: str) -> list[str]:
+        """The tokens of `tokenizer.encode_word`, in O(n log n) instead of O(n²) steps."""
+        return [token.value for token in self._library_model.tokenize(word)]
+
 
 def checked_text(text: str) -> None:
-    """Raises ValueError for what is not a str, or holds half of a surrogate pair."""
+    """Raise ValueError unless `text` is a str without lone surrogates."""
     if not isinstance(text, str):
         raise ValueError(f"text is a {type(text).__name__}; pass a str, or token ids as a prompt")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise ValueError(
-            f"text has a lone surrogate {text[error.start]!r} at {error.start}, which is no"
-            " character; text.encode('utf-8', 'replace').decode() takes it out"
+            f"text has a lone surrogate {text[error.start]!r} at {error.start}, which is not a"
+            " character; text.encode('utf-8', 'replace').decode() replaces it"
         ) from error
 
 
+@contextmanager
+def damage_named(files: str) -> Iterator[None]:
+    """Raise ValueError, naming `files`, where the block meets a value of an unexpected kind."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        words = f"{type(error).__name__} {error}"
+        raise ValueError(f"{files} is damaged ({words}); download it again") from error
+
+
+# -- files ------------------------------------------------------------------------------------
+
+
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in the file `path`; ValueError, naming the file, if it holds no JSON object."""
+    """Return the object in the file `path`; ValueError, naming the file, if it holds none."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON ({error}); download it again") from error
+        raise ValueError(
+            f"{path} is not valid JSON ({error}); download it again (with `git lfs pull` if it is"
+            " a Git LFS pointer)"
+        ) from error
     if not isinstance(raw, dict):
         raise ValueError(f"{path} holds a {type(raw).__name__}, not a JSON object")
     return raw
 
 
+def read_if_present(path: Path) -> dict[str, Any]:
+    """Return the object in the file `path`; empty if there is no such file."""
+    return read_json(path) if path.is_file() else {}
+
+
 def read_tokenizer_json(path: Path) -> dict[str, Any]:
-    """The content of `tokenizer.json` in the directory `path`; ValueError if there is none."""
+    """Return the content of `tokenizer.json` in the directory `path`.
+
+    Its `added_tokens` include those that only `tokenizer_config.json` declares. Raises
+    ValueError if there is no `tokenizer.json`.
+    """
     file = path / "tokenizer.json"
     if not file.is_file():
         raise ValueError(
             f"no tokenizer.json in {path}: download it together with the checkpoint, or make it"
             " with transformers: AutoTokenizer.from_pretrained(NAME).save_pretrained(DIRECTORY)"
         )
-    return read_json(file)
+    return _with_declared(read_json(file), read_if_present(path / "tokenizer_config.json"))
+
+
+def _with_declared(raw: dict[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    ids = token_ids(raw)
+    added = {token["content"]: token for token in raw.get("added_tokens") or ()}
+    for declared in _declared(config):
+        content = declared["content"]
+        if content not in ids:  # a token without an id gets the next free one, as in transformers
+            ids[content] = declared.get("id", max(ids.values(), default=-1) + 1)
+        token = {**dict.fromkeys(FLAGS, False), **declared, "id": ids[content]}
+        known = added.setdefault(content, token)
+        added[content] = known | {"special": known.get("special") or token["special"]}
+    return raw | {"added_tokens": sorted(added.values(), key=lambda token: token["id"])}
+
+
+def _declared(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The added tokens of a `tokenizer_config.json`; those that it names are special."""
+    numbered = config.get("added_tokens_decoder") or {}
+    extra = config.get("extra_special_tokens") or ()
+    named = [config.get(name) for name in TOKEN_NAMES]
+    named += config.get("additional_special_tokens") or ()
+    named += extra.values() if isinstance(extra, dict) else extra
+    return [{**token, "id": int(token_id)} for token_id, token in numbered.items()] + [
+        {**token, "special": True}
+        if isinstance(token, dict)
+        else {"content": token, "special": True}
+        for token in named
+        if token
+    ]
+
+
+def token_ids(raw: Mapping[str, Any]) -> dict[str, int]:
+    """Return the id of each token of a `tokenizer.json` of any kind."""
+    vocab = (raw.get("model") or {}).get("vocab") or {}
+    if isinstance(vocab, list):  # Unigram: [token, score], in the order of the ids
+        vocab = {token: number for number, (token, _) in enumerate(vocab)}
+    return {**vocab, **{token["content"]: token["id"] for token in raw.get("added_tokens") or ()}}
+
+
+def special_token_names(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return `bos_token`, `eos_token`, … of a `tokenizer_config.json`, each as its text."""
+    found = {name: config[name] for name in TOKEN_NAMES if config.get(name)}
+    return {name: tok["content"] if isinstance(tok, dict) else tok for name, tok in found.items()}
 
 
 def read_eos_token_ids(path: str | Path) -> tuple[int, ...]:
-    """The ids that end an answer, as the checkpoint directory `path` declares them.
+    """Return the ids that end an answer, as the checkpoint directory `path` declares them.
 
-    `generation_config.json` is asked first, then `config.json`. A model may have several:
-    `"eos_token_id": [128001, 128009]` gives `(128001, 128009)`, `2` gives `(2,)`, neither
-    file or field gives `()`. Raises ValueError for anything that is no id.
+    All those of `generation_config.json`, `config.json` and the tokenizer's `eos_token`:
+    `"eos_token_id": [5, 6]` in the first and `6` in the second give `(5, 6)`; no field gives
+    `()`. Raises ValueError for a value that is not an id.
     """
+    directory = Path(path)
+    found: list[int] = []
     for name in ("generation_config.json", "config.json"):
-        file = Path(path) / name
-        value = read_json(file).get("eos_token_id") if file.is_file() else None
+        value = read_if_present(directory / name).get("eos_token_id")
         if value is not None:
-            return _ids(value, file)
-    return ()
+            found += _checked_ids(value, directory / name)
+    config = read_if_present(directory / "tokenizer_config.json")
+    if config.get("eos_token") and (directory / "tokenizer.json").is_file():
+        with damage_named(f"tokenizer_config.json in {directory}"):
+            eos = special_token_names(config)["eos_token"]
+            found.append(token_ids(read_tokenizer_json(directory))[eos])
+    return tuple(dict.fromkeys(found))
 
 
-def _ids(value: object, file: Path) -> tuple[int, ...]:
-    ids = value if isinstance(value, list) else [value]
+def _checked_ids(value: object, file: Path) -> list[int]:
+    ids: list[Any] = value if isinstance(value, list) else [value]
     if any(not isinstance(i, int) or isinstance(i, bool) or i < 0 for i in ids):
         raise ValueError(f"eos_token_id={value!r} in {file}: write a token id or a list of them")
-    return tuple(dict.fromkeys(ids))  # without repetitions, in the order given
+    return ids
+
+
+# -- byte-level BPE ---------------------------------------------------------------------------
+
+
+def read_library(raw: Mapping[str, Any]) -> Any:
+    """Return the library's tokenizer, without padding and truncation, of a `tokenizer.json`.
+
+    Raises ValueError if the library cannot read it.
+    """
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_str(json.dumps({**raw, "padding": None, "truncation": None}))
+    except Exception as error:  # the library raises nothing more specific
+        raise ValueError(
+            f"tokenizer.json cannot be read: {error}. Download it again, or update the tokenizers"
+            " package"
+        ) from error
+
+
+def unsupported_parts(raw: Mapping[str, Any]) -> Iterator[str]:
+    """Name each part of a `tokenizer.json` that `parse` does not handle."""
+    model = raw.get("model") or {}
+    # Old files do not name the type; only BPE has merges.
+    kind = model.get("type") or ("BPE" if "merges" in model else None)
+    if kind != "BPE":
+        yield f"tokenizer model {kind!r} is not BPE"
+    affixes = ("continuing_subword_prefix", "end_of_word_suffix")
+    for name in ("dropout", "byte_fallback", "fuse_unk", *affixes):
+        if model.get(name):
+            yield f"tokenizer model with {name}={model[name]!r} is not supported"
+    # The bytes of a text become GPT-2's alphabet in the ByteLevel step, so it has to be the last.
+    steps = _steps(raw.get("pre_tokenizer"))
+    kinds = [step.get("type") for step in steps]
+    if kinds[-1:] != ["ByteLevel"] or {"ByteLevel", "Metaspace"} & set(kinds[:-1]):
+        yield f"pre_tokenizer {kinds} does not end in ByteLevel"
+    if any(step.get("add_prefix_space") for step in steps):
+        yield "pre_tokenizer with add_prefix_space is not supported"
+    for token in raw.get("added_tokens") or ():
+        for name in ("lstrip", "rstrip", "single_word", "normalized"):
+            if token.get(name) and (name != "normalized" or raw.get("normalizer")):
+                yield f"added token {token['content']!r} with {name} is not supported"
+
+
+def _steps(part: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+    # The part of the file is absent, one step, or a Sequence of them.
+    if part is None:
+        return []
+    inner = part.get("pretokenizers")
+    return [part] if inner is None else [step for sub in inner for step in _steps(sub)]
 
 
 def parse(raw: Mapping[str, Any]) -> BytePairFile:
-    """The parts of a `tokenizer.json`; ValueError, naming it, for the first part not supported."""
-    try:
+    """Return the parts of a `tokenizer.json` of the byte-level BPE kind.
+
+    Raises ValueError, naming the part, for one that is not supported, missing or damaged.
+    """
+    with damage_named("tokenizer.json"):
+        for part in unsupported_parts(raw):
+            raise ValueError(part)
         return _parse(raw, raw["model"])
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"tokenizer.json is damaged: {type(error).__name__} {error}") from error
 
 
 def _parse(raw: Mapping[str, Any], model: Mapping[str, Any]) -> BytePairFile:
-    _refuse_other_models(model)
-    prefix_ids, suffix_ids = _template(raw.get("post_processor"))
+    added = tuple(
+        AddedToken(token["content"], token["id"], bool(token.get("special")))
+        for token in raw.get("added_tokens") or ()
+    )
+    # All of the library's tokenizer but its vocabulary, in which "a" is the only token.
+    parts = {name: raw.get(name) for name in ("normalizer", "pre_tokenizer", "post_processor")}
+    library = read_library(parts | {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}})
+    framed = library.encode("a")
+    place = framed.sequence_ids.index(0)
     return BytePairFile(
         vocab=model["vocab"],
-        merges=_ranks(model["merges"], model["vocab"]),
-        added=tuple(_added_token(t, raw.get("normalizer")) for t in raw.get("added_tokens") or ()),
-        normalize=_normalizer(raw.get("normalizer")),
-        split=_splitter(raw.get("pre_tokenizer")),
+        merges=_ranks(model, {token.content for token in added if token.special}),
+        added=added,
+        normalize=str if library.normalizer is None else library.normalizer.normalize_str,
+        split=_splitter(library.pre_tokenizer),
         ignore_merges=bool(model.get("ignore_merges")),
         unknown=model.get("unk_token"),
-        prefix_ids=prefix_ids,
-        suffix_ids=suffix_ids,
+        prefix_ids=tuple(framed.ids[:place]),
+        suffix_ids=tuple(framed.ids[place + 1 :]),
     )
 
 
-def _refuse_other_models(model: Mapping[str, Any]) -> None:
-    # Old files leave the type out; only BPE has merges.
-    kind = model.get("type") or ("BPE" if "merges" in model else None)
-    if kind != "BPE":
-        raise ValueError(f"tokenizer model {kind!r} is not BPE")
-    for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"):
-        if model.get(name):
-            raise ValueError(f"tokenizer model with {name}={model[name]!r} is not byte-level BPE")
-    if model.get("fuse_unk") and model.get("unk_token"):
-        raise ValueError("tokenizer model with fuse_unk is not supported")
+def _splitter(pre_tokenizer: Any) -> Callable[[str], list[str]]:
+    def split(text: str) -> list[str]:
+        found = pre_tokenizer.pre_tokenize_str(text)
+        return [text[start:end] for _, (start, end) in found]
+
+    return split
 
 
-def _ranks(
-    merges: list[str] | list[list[str]], vocab: Mapping[str, int]
-) -> dict[tuple[str, str], int]:
-    # Two spellings are about: "Ġ t" and ["Ġ", "t"]. No token holds a space, so one split will do.
+def merge_pairs(merges: Sequence[str | list[str]]) -> list[tuple[str, str]]:
+    """Return merges as pairs; files spell them "Ġ t" or ["Ġ", "t"]."""
+    # No token holds a space, so one split will do.
     pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in merges)
-    ranks = {(left, right): rank for rank, (left, right) in enumerate(pairs)}
-    lost = [pair for pair in ranks if pair[0] + pair[1] not in vocab]
-    if lost:
-        raise ValueError(f"merge {lost[0]} gives no token of the vocabulary")
-    return ranks
+    return [(left, right) for left, right in pairs]
 
 
-def _added_token(raw: Mapping[str, Any], normalizer: object) -> AddedToken:
-    for name in ("lstrip", "rstrip", "single_word"):
-        if raw.get(name):
-            raise ValueError(f"added token {raw['content']!r} with {name} is not supported")
-    if not raw["content"]:
-        raise ValueError(f"added token {raw['id']} is empty")
-    if normalizer and raw.get("normalized"):
-        raise ValueError(f"added token {raw['content']!r} of normalized text is not supported")
-    return AddedToken(raw["content"], raw["id"], bool(raw.get("special")))
-
-
-# --- normalizer and pre-tokenizer: each becomes a function of one string ---
-
-
-def _steps(part: Mapping[str, Any] | None, inner: str) -> list[Mapping[str, Any]]:
-    # A part of the file is absent, one step, or a Sequence of them.
-    if part is None:
-        return []
-    if part["type"] != "Sequence":
-        return [part]
-    return [step for sub in part[inner] for step in _steps(sub, inner)]
-
-
-def _normalizer(part: Mapping[str, Any] | None) -> Callable[[str], str]:
-    forms = [step["type"] for step in _steps(part, "normalizers")]
-    for form in forms:
-        if form not in NORMAL_FORMS:
-            raise ValueError(f"normalizer {form!r} is not one of {', '.join(NORMAL_FORMS)}")
-    return partial(_normalize, forms)
-
-
-def _normalize(forms: list[Any], text: str) -> str:
-    for form in forms:
-        text = unicodedata.normalize(form, text)
-    return text
-
-
-def _splitter(part: Mapping[str, Any] | None) -> Splitter:
-    steps = _steps(part, "pretokenizers")
-    # The bytes of a text become GPT-2's alphabet in the ByteLevel step, so it has to be the last.
-    kinds = [step["type"] for step in steps]
-    if not steps or "ByteLevel" in kinds[:-1] or kinds[-1] != "ByteLevel":
-        raise ValueError(f"pre_tokenizer {kinds} does not end in ByteLevel")
-    stages = [stage for step in steps if (stage := _stage(step)) is not None]
-    return partial(_split, stages)
-
-
-def _split(stages: list[Splitter], text: str) -> list[str]:
-    words = [text]
-    for stage in stages:
-        words = [word for piece in words for word in stage(piece)]
-    return words
-
-
-def _stage(step: Mapping[str, Any]) -> Splitter | None:
-    kind = step["type"]
-    if kind == "Digits":
-        return _isolate(r"\p{N}" if step.get("individual_digits") else r"\p{N}+")
-    if kind == "Split":
-        return _split_stage(step)
-    if kind != "ByteLevel":
-        raise ValueError(f"pre_tokenizer {kind!r} is not Digits, Split or ByteLevel")
-    if step.get("add_prefix_space"):
-        raise ValueError("pre_tokenizer ByteLevel with add_prefix_space is not supported")
-    return _isolate(GPT2_SPLIT) if step.get("use_regex", True) else None
-
-
-def _split_stage(step: Mapping[str, Any]) -> Splitter:
-    pattern = step["pattern"]
-    source = pattern["Regex"] if "Regex" in pattern else _escape(pattern["String"])
-    behavior, invert = step["behavior"], bool(step.get("invert"))
-    if behavior == "Isolated":
-        return _isolate(source)
-    if behavior == "Removed" and invert:
-        find: Splitter = _compile(source).findall
-        return find
-    raise ValueError(f"pre_tokenizer Split with behavior={behavior}, invert={invert}")
-
-
-def _isolate(source: str) -> Splitter:
-    # Splitting at a group that spans the whole pattern keeps the matches and what lies between.
-    split = _compile(source, "({})").split
-    return lambda text: [word for word in split(text) if word]
-
-
-def _escape(text: str) -> str:
-    import regex
-
-    return str(regex.escape(text, special_only=True))
-
-
-def _compile(source: str, frame: str = "{}") -> Any:
-    # Not `re`: it knows no \p{L}. The `regex` package follows a newer Unicode version than the
-    # tokenizers library, so letters added to Unicode since may be split in another place.
-    import regex
-
-    try:
-        if regex.compile(source).groups or "&&" in source:
-            raise ValueError(f"pre_tokenizer pattern {source!r} has groups or set operations")
-        return regex.compile(frame.format(source))
-    except regex.error as error:
-        raise ValueError(f"pre_tokenizer pattern {source!r}: {error}") from error
-
-
-# --- post-processor: ids around a text ---
-
-
-def _template(part: Mapping[str, Any] | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    prefix: tuple[int, ...] = ()
-    suffix: tuple[int, ...] = ()
-    for step in _steps(part, "processors"):
-        if step["type"] == "TemplateProcessing":
-            before, after = _around(step)
-            prefix, suffix = before + prefix, suffix + after
-        elif step["type"] != "ByteLevel":  # ByteLevel corrects offsets, which we do not report
-            raise ValueError(f"post_processor {step['type']!r} is not TemplateProcessing")
-    return prefix, suffix
-
-
-def _around(step: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    ids: tuple[list[int], list[int]] = ([], [])
-    after = 0
-    for item in step["single"]:
-        if "Sequence" in item:
-            after = 1  # from here on: behind the text
-        else:
-            ids[after].extend(step["special_tokens"][item["SpecialToken"]["id"]]["ids"])
-    return tuple(ids[0]), tuple(ids[1])
+def _ranks(model: Mapping[str, Any], special: set[str]) -> dict[tuple[str, str], int]:
+    ranks = {pair: rank for rank, pair in enumerate(merge_pairs(model["merges"]))}
+    for left, right in ranks:
+        if not {left, right, left + right} <= model["vocab"].keys():
+            raise ValueError(f"merge {(left, right)} is not of tokens of the vocabulary")
+    # Text must not become a control token, not even by a merge.
+    return {pair: rank for pair, rank in ranks.items() if "".join(pair) not in special}

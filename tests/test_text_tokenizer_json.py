@@ -1,5 +1,7 @@
 """What byte-level BPE is read from a `tokenizer.json`, and what is refused by name."""
 
+import copy
+import functools
 import json
 
 import pytest
@@ -7,7 +9,7 @@ import vocabularies
 from tokenizers import Tokenizer as Library
 
 from minivllm.text.tokenizer_json import parse, read_eos_token_ids, read_tokenizer_json
-from minivllm.tokenizer import Tokenizer
+from minivllm.tokenizer import Tokenizer, load_tokenizer
 
 
 def test_both_spellings_of_merges_are_read():
@@ -67,6 +69,7 @@ def test_only_marked_tokens_are_special():
             {"type": "Split", "pattern": {"String": "."}, "behavior": "Isolated", "invert": False},
             "3.14 a.b",
         ),
+        ({"type": "Punctuation", "behavior": "MergedWithNext"}, "a.b, c!"),
     ],
 )
 @pytest.mark.parametrize("use_regex", [True, False])
@@ -104,34 +107,27 @@ REFUSED = {
     "dropout": lambda raw: raw["model"].update(dropout=0.1),
     "fuse_unk": lambda raw: raw["model"].update(fuse_unk=True, unk_token="<|endoftext|>"),
     "end_of_word_suffix": lambda raw: raw["model"].update(end_of_word_suffix="</w>"),
-    "Lowercase": lambda raw: raw.update(normalizer={"type": "Lowercase"}),
     "does not end in ByteLevel": lambda raw: raw.update(pre_tokenizer={"type": "Whitespace"}),
     "add_prefix_space": lambda raw: raw["pre_tokenizer"]["pretokenizers"][-1].update(
         add_prefix_space=True
     ),
-    "Punctuation": lambda raw: raw["pre_tokenizer"]["pretokenizers"].insert(
-        0, {"type": "Punctuation", "behavior": "Isolated"}
+    "ByteLevel": lambda raw: raw["pre_tokenizer"]["pretokenizers"].append(
+        {"type": "Digits", "individual_digits": True}
     ),
-    "MergedWithNext": lambda raw: raw["pre_tokenizer"]["pretokenizers"].insert(
-        0, {"type": "Split", "pattern": {"Regex": "a"}, "behavior": "MergedWithNext"}
-    ),
-    "groups or set operations": lambda raw: raw["pre_tokenizer"]["pretokenizers"].insert(
-        0, {"type": "Split", "pattern": {"Regex": r"[\p{L}&&[a-z]]"}, "behavior": "Isolated"}
-    ),
-    "BertProcessing": lambda raw: raw.update(post_processor={"type": "BertProcessing"}),
     "lstrip": lambda raw: raw["added_tokens"][0].update(lstrip=True),
-    "normalized text": lambda raw: (
+    "normalized": lambda raw: (
         raw["added_tokens"][0].update(normalized=True),
         raw.update(normalizer={"type": "NFC"}),
     ),
-    "gives no token": lambda raw: raw["model"]["merges"].append(["never", "seen"]),
+    "not of tokens": lambda raw: raw["model"]["merges"].append(["never", "seen"]),
     "damaged": lambda raw: raw["model"].pop("vocab"),
+    "cannot be read": lambda raw: raw.update(post_processor={"type": "Unknown"}),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_not_supported_is_refused_by_name(name):
-    """Nothing is read in another sense than it was written; the library serves these."""
+    """Nothing is read in another sense than it was written; the library serves what is whole."""
     raw = vocabularies.raw("gpt2")
     parse(raw)
     REFUSED[name](raw)
@@ -139,10 +135,45 @@ def test_what_is_not_supported_is_refused_by_name(name):
         parse(raw)
 
 
+def places_in(value, depth=3):
+    """The keys that lead to each part of a JSON value, as far as some of each list and dict."""
+    if depth == 0 or not isinstance(value, (dict, list)):
+        return
+    for key in value if isinstance(value, dict) else range(min(len(value), 1)):
+        yield [key]
+        yield from ([key, *place] for place in places_in(value[key], depth - 1))
+
+
+@pytest.mark.parametrize("kind", ["qwen", "llama2"])
+def test_damaged_files_are_refused_or_read(tmp_path, kind):
+    """Whatever stands in a place that we read, there is no other error than ValueError."""
+    config = {**DECLARED, "eos_token": "<|im_end|>", "chat_template": vocabularies.CHATML}
+    files = {"tokenizer.json": vocabularies.raw(kind), "tokenizer_config.json": config}
+    outcomes = set()
+    raw = files["tokenizer.json"]
+    added = [["added_tokens", *place] for place in places_in(raw["added_tokens"])]
+    places = {"tokenizer.json": [*places_in(raw, 1), *added]}
+    places["tokenizer_config.json"] = list(places_in(config))
+    for name, found in places.items():
+        for *outer, last in found:
+            for value in (None, 5, "x", [5], {"a": 5}):
+                damaged = copy.deepcopy(files)
+                functools.reduce(lambda part, key: part[key], outer, damaged[name])[last] = value
+                for file, parts in damaged.items():
+                    (tmp_path / file).write_text(json.dumps(parts))
+                for read in (load_tokenizer, read_eos_token_ids):
+                    try:
+                        outcomes.add(type(read(tmp_path)))
+                    except ValueError as error:
+                        outcomes.add(type(error))
+    assert ValueError in outcomes
+    assert len(outcomes) >= 3, "some damage is outside of what is read"
+
+
 def test_broken_file_is_named(tmp_path):
     """A download that was cut off says which file it is."""
     (tmp_path / "tokenizer.json").write_text('{"model": ')
-    with pytest.raises(ValueError, match=r"tokenizer\.json is not valid JSON"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json is not valid JSON.*git lfs pull"):
         read_tokenizer_json(tmp_path)
     (tmp_path / "tokenizer.json").write_text("[]")
     with pytest.raises(ValueError, match="holds a list"):
@@ -152,8 +183,9 @@ def test_broken_file_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("generation", "config", "expected"),
     [
-        ('{"eos_token_id": [5, 6, 5]}', '{"eos_token_id": 7}', (5, 6)),
-        ('{"eos_token_id": 0}', '{"eos_token_id": 7}', (0,)),
+        ('{"eos_token_id": [5, 6, 5]}', '{"eos_token_id": [7, 6]}', (5, 6, 7)),
+        ('{"eos_token_id": 0}', '{"eos_token_id": 7}', (0, 7)),
+        ('{"eos_token_id": []}', '{"eos_token_id": 7}', (7,)),
         ('{"eos_token_id": null}', '{"eos_token_id": 7}', (7,)),
         ("{}", '{"eos_token_id": [7, 8]}', (7, 8)),
         (None, '{"eos_token_id": 7}', (7,)),
@@ -161,12 +193,49 @@ def test_broken_file_is_named(tmp_path):
         (None, None, ()),
     ],
 )
-def test_end_ids_come_from_generation_config_first(tmp_path, generation, config, expected):
-    """One id or several; without them in the first file, those of the second."""
+def test_end_ids_of_all_files_count(tmp_path, generation, config, expected):
+    """One id or several, in either file or in both."""
     for name, text in (("generation_config.json", generation), ("config.json", config)):
         if text is not None:
             (tmp_path / name).write_text(text)
     assert read_eos_token_ids(tmp_path) == expected
+
+
+@pytest.mark.parametrize("eos", ["<|im_end|>", {"content": "<|im_end|>", "lstrip": False}])
+def test_end_token_of_the_tokenizer_counts(tmp_path, eos):
+    """A text in tokenizer_config.json; its id is looked up."""
+    path = vocabularies.checkpoint(tmp_path, "gpt2", eos_token=eos)
+    assert read_eos_token_ids(path) == (2,)
+    (path / "config.json").write_text('{"eos_token_id": [2, 5]}')
+    assert read_eos_token_ids(path) == (2, 5)
+
+
+DECLARED = {
+    "added_tokens_decoder": {
+        "700": {"content": "<|tool|>", "special": True},
+        "701": {"content": "<plan>", "special": False, "lstrip": False},
+    },
+    "additional_special_tokens": ["<|more|>", {"content": "<|im_start|>", "__type": "AddedToken"}],
+    "extra_special_tokens": {"image_token": "<|image|>"},
+    "pad_token": "<|im_end|>",
+}
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama2"])
+def test_tokens_that_only_the_configuration_knows_are_tokens(tmp_path, kind):
+    """With the ids that it gives, or the next free ones; those that it names are special."""
+    size = vocabularies.library(kind).get_vocab_size()
+    config = json.loads(
+        json.dumps(DECLARED).replace("700", str(size)).replace("701", str(size + 1))
+    )
+    tokenizer = load_tokenizer(vocabularies.checkpoint(tmp_path, kind, **config))
+    names = ["<|tool|>", "<plan>", "<|more|>", "<|image|>"]
+    for number, name in enumerate(names):
+        ids = tokenizer.encode(name, parse_special=True, add_special_tokens=False)
+        assert ids == [size + number]
+    literal = tokenizer.encode("".join(names), add_special_tokens=False)
+    assert not tokenizer.special_ids & set(literal)
+    assert size + 1 in literal, "<plan> is added, and not special"
 
 
 @pytest.mark.parametrize("value", ['"</s>"', "[-1]", "true", "1.5"])
