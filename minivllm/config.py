@@ -171,7 +171,7 @@ def replace(config: EngineConfig, **changes: Any) -> EngineConfig:
     return dataclasses.replace(config, **changes)
 
 
-def set_value(value: int | None) -> int:
-    """A setting that may be None until the engine is built, where it must be set by now."""
-    assert value is not None, "this setting is filled in by kv_sizing.fill_in"
+def known(value: int | None) -> int:
+    """Return a setting that may be None until the engine is built, and is known from then on."""
+    assert value is not None, "this setting is filled in by assembly.sizing.fill_in"
     return value

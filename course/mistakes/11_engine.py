@@ -334,8 +334,8 @@ def run_overlapped(self) -> Iterator[Request]:
 def build_engine(config: EngineConfig, *, trace: bool = False, progress: bool = True) -> Engine:
     parts = load_parts(config, progress)
     path, config, model = parts.path, parts.config, parts.model
-    seqs, tokens = set_value(config.max_num_seqs), set_value(config.max_num_batched_tokens)
-    blocks = set_value(config.num_kv_blocks)
+    seqs, tokens = known(config.max_num_seqs), known(config.max_num_batched_tokens)
+    blocks = known(config.num_kv_blocks)
     return Engine(
         config=config,
         tokenizer=load_tokenizer(path),
@@ -361,7 +361,7 @@ def build_engine(config: EngineConfig, *, trace: bool = False, progress: bool = 
         tokenizer=load_tokenizer(parts.path),
         eos_token_ids=eos_token_ids_of(parts.path, parts.model.config.vocab_size),
         memory=memory,
-        scheduler=Scheduler(memory, set_value(seqs), set_value(tokens)),
+        scheduler=Scheduler(memory, known(seqs), known(tokens)),
         runner=build_runner(parts),
         generation_defaults=generation_defaults(parts.path),
         trace=Trace(memory.pool.num_blocks, memory.block_size) if trace else None,
@@ -377,7 +377,7 @@ def build_engine(config: EngineConfig, *, trace: bool = False, progress: bool = 
     parts = load_parts(config, progress)
     path, config, model = parts.path, parts.config, parts.model
     memory = build_memory(config)
-    seqs, tokens = set_value(config.max_num_seqs), set_value(config.max_num_batched_tokens)
+    seqs, tokens = known(config.max_num_seqs), known(config.max_num_batched_tokens)
     return Engine(
         config=config,
         tokenizer=load_tokenizer(path),
@@ -396,7 +396,7 @@ def build_engine(config: EngineConfig, *, trace: bool = False, progress: bool = 
     parts = load_parts(config, progress)
     path, model = parts.path, parts.model
     memory = build_memory(config)
-    seqs, tokens = set_value(config.max_num_seqs), set_value(config.max_num_batched_tokens)
+    seqs, tokens = known(config.max_num_seqs), known(config.max_num_batched_tokens)
     return Engine(
         config=parts.config,
         tokenizer=load_tokenizer(path),

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minivllm.bench_results import percentiles
-from minivllm.config import set_value
+from minivllm.config import known
 from minivllm.llm import LLM
 from minivllm.request import RequestOutput, SamplingParams
 
@@ -240,7 +240,7 @@ def phase_speeds(
 
 def check_fits(llm: LLM, workload: Workload) -> None:
     """Raise ValueError for a workload that is too long for the engine."""
-    limit = set_value(llm.config.max_model_len)
+    limit = known(llm.config.max_model_len)
     if workload.longest > limit:
         raise ValueError(
             f"the workload {workload.name!r} has requests of {workload.longest} tokens, more than"
