@@ -483,6 +483,24 @@ def make_room(self, request: Request, output: SchedulerOutput) -> bool:
     return True
 
 
+# rule 7: right for the first token of an answer
+@mistake(
+    "scheduler.Scheduler.make_room",
+    "9 tokens are computed, 6 of them prefill: is there room for the 10th?",
+)
+def make_room(self, request: Request, output: SchedulerOutput) -> bool:
+    while not self.memory.allocate(request, request.num_prefill_tokens + 1):
+        victim = self.running[-1]
+        if len(self.running) > 1:
+            self._preempt(victim, output)
+        elif not self.num_unread_steps:
+            self.running.clear()
+            self._fail(request, output)
+        if victim is request:
+            return False
+    return True
+
+
 # -- Scheduler.schedule --
 
 

@@ -215,6 +215,19 @@ def softmax_step(scores, values, best, total, acc, PRECISION: tl.constexpr):
     return new_best, total, acc
 
 
+# rule 7: one best for all queries, so that small scores of others vanish
+@mistake("decode_attention.softmax_step", "along which axis do you take the largest and the sum?")
+@triton.jit
+def softmax_step(scores, values, best, total, acc, PRECISION: tl.constexpr):
+    new_best = tl.maximum(best, tl.max(scores))
+    shrink = tl.exp2(best - new_best)
+    weights = tl.exp2(scores - new_best[:, None])
+    total = total * shrink + tl.sum(weights, axis=1)
+    acc = acc * shrink[:, None]
+    acc = tl.dot(weights.to(values.dtype), values, acc, input_precision=PRECISION)
+    return new_best, total, acc
+
+
 # -- attend_tile --
 
 
