@@ -1,20 +1,15 @@
-"""Notebook files: reading, writing, and seeing whether somebody has worked in one."""
+"""Notebook files: read them, write them, and see whether a learner has worked in one."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-# nbformat imports jsonschema, which compiles a grammar of web addresses if this package is there
-# (JupyterLab brings it): 4 s at each start, for nothing that a notebook holds.
-sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
-
-import nbformat  # noqa: E402 - after the line above
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook  # noqa: E402
+import nbformat
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 Cell = Any  # nbformat's NotebookNode: a dict whose keys are attributes too
 Notebook = Any
@@ -69,7 +64,7 @@ def fingerprint(cells: list[Cell]) -> str:
 
 
 def is_edited(nb: Notebook) -> bool:
-    """Whether somebody has changed, added or removed a cell since the notebook was built."""
+    """Whether a cell was changed, added or removed since the notebook was built."""
     return bool(fingerprint(nb.cells) != nb.metadata.get("course", {}).get("fingerprint"))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from course import files, forks
+from course import files
 
 PACKAGE = {
     "__init__": "",
@@ -206,7 +206,6 @@ def tree(tmp_path, monkeypatch):
     saved = {name: sys.modules.pop(name) for name in list(sys.modules) if is_ours(name)}
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setattr(files, "HOME", folder)
-    monkeypatch.delenv(forks.FOLDER, raising=False)  # checks start as a learner's do
     yield folder
     for name in [name for name in sys.modules if is_ours(name)]:
         del sys.modules[name]

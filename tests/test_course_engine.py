@@ -12,7 +12,7 @@ import pytest
 from tiny_checkpoint import make_checkpoint
 
 from course import exercises as ex
-from course import forks, sandbox
+from course import sandbox
 from course.files import HOME
 from course.progress import whose_engine
 from course.props import race
@@ -49,10 +49,10 @@ def tree(clone, tmp_path):
     return shutil.copytree(clone, tmp_path / "minivllm")
 
 
-def run(folder, *command, fresh=False):
-    """What `python COMMAND...` prints in a checkout; a fork is not `fresh`."""
+def run(folder, *command):
+    """What `python COMMAND...` prints in a checkout."""
     environment = sandbox.environment(folder) | {"PYTHONPATH": str(folder)}
-    command = [sys.executable, *command] if fresh else forks.command(*command)
+    command = [sys.executable, *command]
     ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
@@ -66,7 +66,7 @@ def test_an_engine_that_is_the_learners_alone(tree, tmp_path):
     write = "from course import exercises as ex; names = {e.name: e.reference for e in"
     write += " ex.exercises().values()}; ex.lay(names, mine=True)"
     run(tree, "-c", write)
-    mine = run(tree, "-m", "told", fresh=True)
+    mine = run(tree, "-m", "told")
     assert "borrowed: 0" in mine, mine
     assert f"All {len(ex.exercises())} exercises" in mine
     assert mine.split("\n")[0] == borrowed.split("\n")[0], "the same tokens as on our engine"
@@ -152,17 +152,6 @@ def test_a_step_for_nobody_is_marked():
         for answers in ({"A": [5, 6, 0]}, {"A": [5, 6, 7]})
     ]  # fmt: skip
     assert steps == [[False, False, False, True], [False, False, False]]
-
-
-def test_the_toy_runs_the_newest_engine(monkeypatch):
-    """A build cell imports the module afresh: what was imported before it is old."""
-    import minivllm.engine
-
-    class Newer(minivllm.engine.Engine):
-        pass
-
-    monkeypatch.setattr(minivllm.engine, "Engine", Newer)
-    assert isinstance(toy_engine({"A": [0]}), Newer)
 
 
 # -- the lesson --

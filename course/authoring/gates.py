@@ -13,16 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from course import exercises as ex
-from course import forks, sandbox
+from course import sandbox
 from course.authoring.build import lesson_cells
 from course.authoring.gates_pages import page_problems
 from course.authoring.gates_wheel import environment_problems, wheel_problems
-from course.check import Event, run_tests
-from course.mistakes import Mistake, read_mistakes, runs_of
+from course.authoring.mistakes import Mistake, read_mistakes
+from course.check import run_tests
 from course.notebooks import Cell, is_executed, read_notebook, same_source
 from course.verdict import verdict
 
 Problems = list[str]
+
+TRY_LIMIT = 5  # seconds for one test of a wrong answer: some never end
 
 
 def notebook(folder: str, chapter: str) -> Path:
@@ -37,7 +39,6 @@ def exercises_of(chapters: Iterable[str]) -> list[ex.Exercise]:
 
 def in_parallel(work: Callable[[Any], Problems], things: list[Any]) -> Problems:
     """The problems of all things; each starts processes of its own, so threads are enough."""
-    forks.start()
     with sandbox.one_thread_each(), ThreadPoolExecutor(os.cpu_count()) as pool:
         return [problem for problems in pool.map(work, things) for problem in problems]
 
@@ -193,38 +194,22 @@ def mistakes_caught(chapters: list[str]) -> Problems:
         for name, mistakes in library.items()
         if not mistakes
     ]
-    with sandbox.temporary(reference=True) as folder:
-        work = [(name, mistakes, folder) for name, mistakes in library.items() if mistakes]
-        return problems + in_parallel(uncaught, work)
+    tried = [mistake for mistakes in library.values() for mistake in mistakes]
+    return problems + in_parallel(uncaught, tried)
 
 
-def uncaught(work: tuple[str, list[Mistake], Path]) -> Problems:
-    """The wrong answers of one exercise that its check does not see, or not by name."""
-    name, mistakes, folder = work
-    # Forks: fast, but with short limits. `verdict` looks at the same runs to name the mistake.
-    runs = runs_of(name, mistakes, folder, run_tests(name, folder))
-    missed = [m for m, run in zip(mistakes, runs) if not (run and caught(m, run, folder)[0])]
-    return [problem for mistake in missed for problem in uncaught_alone(mistake)]
-
-
-def uncaught_alone(mistake: Mistake) -> Problems:
-    """The same for one wrong answer, as a learner meets it: in the package, without forks."""
+def uncaught(mistake: Mistake) -> Problems:
+    """Whether the check fails with the right words, on a package that holds the wrong answer."""
     with sandbox.temporary(reference=True) as folder:
         sandbox.set_sources(folder, {mistake.name: mistake.source})
-        good, text = caught(mistake, run_tests(mistake.name, folder), folder)
-    if good:
+        ok, text = verdict(mistake.name, run_tests(mistake.name, folder, TRY_LIMIT), folder)
+    if not ok and mistake.says in text:
         return []
     return [
         f"{mistake.name}: the check does not say {mistake.says!r} to this wrong answer. Add or"
         f" sharpen a test in tests/test_{mistake.name.split('.')[0]}.py whose assert message is"
         f" these words:\n{mistake.source.strip()}\nIt says:\n{text}"
     ]
-
-
-def caught(mistake: Mistake, events: list[Event], folder: Path) -> tuple[bool, str]:
-    """Whether the check fails with the right words, and all that it says."""
-    ok, text = verdict(mistake.name, events, folder)
-    return not ok and mistake.says in text, text
 
 
 # -- 5 -----------------------------------------------------------------------------------------

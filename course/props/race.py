@@ -1,8 +1,8 @@
 """The learner's engine in fresh processes: alone, and on the same work as ours and `transformers`.
 
-"Ours" is a copy of the package in which every exercise holds our version; "yours" is the package as
-it is. Each runs in a process of its own, all take turns, and nobody knows more than the others. For
-chapter 11. The engines behind one interface are those of `benchmarks/engines.py`.
+"Ours" is a copy of the package in which every exercise holds our version; "yours" is the package
+as it is. Each runs in a process of its own, and all take turns. For chapter 11. The engines behind
+one interface are those of `benchmarks/engines.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from course import exercises as ex
-from course import forks, sandbox
+from course import sandbox
 
 SIGN = "racer: "  # begins the lines that are for us: libraries print, too
 READY_LIMIT = 240  # seconds
@@ -74,7 +74,7 @@ def race(
             _answer(process)  # "ready"
         results = {name: Result() for name in racers}
         for number in range(rounds + 1):
-            # Whoever follows a heavy neighbour may be slower: nobody always follows the same one.
+            # An engine that follows a heavy one may be slower, so the order changes.
             names = list(racers)[number % len(racers) :] + list(racers)[: number % len(racers)]
             for name in names:
                 seconds, token_ids = _ask(lines[name], [list(map(list, prompts)), num_tokens])
@@ -87,7 +87,7 @@ def race(
 @contextmanager
 def _racer(engine: str, folder: Path, setup: Mapping[str, Any]) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        forks.command("-m", "course.props.race", json.dumps([engine, dict(setup)])),
+        [sys.executable, "-m", "course.props.race", json.dumps([engine, dict(setup)])],
         cwd=folder,
         env=sandbox.environment(folder),
         stdin=subprocess.PIPE,
