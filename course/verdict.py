@@ -25,8 +25,22 @@ from course.ledger import digest, entry_of
 from course.needs import lacking
 from course.progress import chapter_line
 
-# What Triton's interpreter says of a mistake, and what it means.
-TRITON_WORDS = {
+# What Python and Triton's interpreter say of a mistake, and what it means.
+MEANINGS = {
+    "NoneType": (
+        "a value is None: `sort`, `append` and a function without `return` give None, and so does"
+        " `get` of a dict for a key that is not there"
+    ),
+    "index out of range": (
+        "a place outside of the list: does the last element have a neighbour, and does the list"
+        " get shorter while you go through it?"
+    ),
+    "missing 1 required positional argument": (
+        "an argument is missing: does a tuple that holds two of them need a `*` before it?"
+    ),
+    "invalid operands of type pointer": (
+        "`/` divides with a fraction: which operator counts whole blocks?"
+    ),
     "mask has unsupported dtype": (
         "Triton's interpreter cannot join a block mask with one scalar condition: return early "
         "(`if slot < 0: return`), or compare a block (`slot + 0 * d >= 0`)"
@@ -161,7 +175,7 @@ def _broken_off(name: str, events: list[Event], root: Path) -> str:
         at = f"; it was in {function}, {Path(file).name}:{line}"
     return (
         f"“{rule}” did not end within {TEST_LIMIT} s{at}.\n"
-        "    likely    a loop whose condition never changes"
+        "    likely    a loop whose condition never changes: is each new value kept?"
     )
 
 
@@ -206,7 +220,7 @@ def _why(name: str, event: Event) -> str | None:
         if splice.ends_in_raise(span.node):
             return "`raise NotImplementedError` is still below your code: delete that line"
         return "a function that yours calls is still open: %progress shows which"
-    for words, why in TRITON_WORDS.items():
+    for words, why in MEANINGS.items():
         if words in text:
             return why
     if kind == "OSError" and "File too large" in text:

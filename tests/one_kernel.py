@@ -97,9 +97,8 @@ class Kernel:
         """What runs while an engine answers: text, a shared prefix, every setting, preemption."""
         builtins.seen = set()
         self.number += 1  # an engine remembers the words that it has met
-        text = (
-            "low lower {0}lo{0}lo ".format(chr(97 + self.number % 26) * (self.number // 26 + 1)) * 3
-        )
+        letters = "".join(chr(97 + self.number // 26**place % 26) for place in range(3))
+        text = f"low lower lo{letters} " * 3
         if "kernels" in name:  # interpreted, which is slow
             self.run(f"{name}.generate([[1], [2] * 80], ONE_TOKEN, use_tqdm=False)")
             return builtins.seen

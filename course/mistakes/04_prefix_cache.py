@@ -201,7 +201,7 @@ def insert(
 # rule 6
 @mistake(
     "block_manager.BlockManager.publish",
-    "the request knows 8 tokens, 7 are computed: do you publish what nobody has written yet?",
+    "8 tokens fill blocks 7 and 3: are their tokens right",
 )
 def publish(self, request: Request, num_tokens: int) -> None:
     num_full = min(request.num_tokens // self.block_size, len(request.block_table))
@@ -275,10 +275,7 @@ def free(self, request: Request) -> None:
 
 
 # rule 7
-@mistake(
-    "block_manager.BlockManager.free",
-    "the next request may begin with the same tokens: why forget the blocks now?",
-)
+@mistake("block_manager.BlockManager.free", "the next one is given blocks from the front")
 def free(self, request: Request) -> None:
     for block_id in reversed(request.block_table):
         self.prefixes.forget(block_id)
