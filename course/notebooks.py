@@ -68,6 +68,35 @@ def is_edited(nb: Notebook) -> bool:
     return bool(fingerprint(nb.cells) != nb.metadata.get("course", {}).get("fingerprint"))
 
 
+def source_id(source: str) -> str:
+    """The id that a build gives to a cell of text or of other code."""
+    return hashlib.sha1(source.encode()).hexdigest()[:10]
+
+
+def is_own(cell: Cell) -> bool:
+    """Whether the learner added the cell, or changed it since the notebook was built."""
+    return "course" not in cell.metadata and not cell.id.startswith(source_id(cell.source))
+
+
+def merge(mine: Notebook, new: Notebook) -> Notebook:
+    """`new` with the learner's work of `mine` in it: answers in the build cells, and the cells of
+    their own below those that they stood below."""
+    known = {cell.id for cell in new.cells}
+    answers = {cell.id: cell for cell in mine.cells if "build" in cell.metadata.get("course", {})}
+    own: dict[str, list[Cell]] = {}
+    above = ""
+    for cell in mine.cells:
+        if is_own(cell):
+            own.setdefault(above, []).append(cell)
+        elif cell.id in known:
+            above = cell.id
+    cells = list(own.get("", []))
+    for cell in new.cells:
+        cells += [answers.get(cell.id, cell), *own.get(cell.id, [])]
+    new.cells = cells
+    return new
+
+
 def is_executed(nb: Notebook) -> bool:
     """Whether every code cell has been run."""
     return all(cell.execution_count for cell in nb.cells if cell.cell_type == "code")

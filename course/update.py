@@ -2,8 +2,9 @@
 
 The learner's functions stand in tracked files, so `git pull` would refuse or merge them. They are
 put aside in `.course/carry/` with the notebooks they worked in, the tree gets our text back, the
-new version comes, and the functions are laid into it. A notebook they worked in is kept as
-`NN_name.mine.ipynb` beside the new one. What cannot be laid stays in `.course/carry/`.
+new version comes, and the functions are laid into it. A notebook they worked in comes back as
+`NN_name.mine.ipynb` beside the new one: the new cells, with their answers and their own cells.
+What cannot be laid stays in `.course/carry/`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from course import exercises as ex
 from course import splice
 from course.ledger import entry_of, learner_code, ledger
-from course.notebooks import is_edited, read_notebook
+from course.notebooks import as_text, is_edited, merge, read_notebook, write_notebook
 
 
 def update() -> Iterator[str]:
@@ -88,7 +89,7 @@ def put_aside(carry: Path, tree: Path, functions: dict[str, str]) -> str:
 
 
 def edited_notebooks(tree: Path) -> list[Path]:
-    """Notebooks with cells that somebody changed, without those that an update kept before."""
+    """Notebooks with cells that the learner changed, without those that an update kept before."""
     paths = sorted((tree / "notebooks").glob("*.ipynb"))
     current = [path for path in paths if not path.name.endswith(".mine.ipynb")]
     return [path for path in current if is_edited(read_notebook(path))]
@@ -122,9 +123,12 @@ def git(*arguments: str) -> subprocess.CompletedProcess[str]:
 def bring_notebooks(carry: Path, beside: bool) -> Iterator[str]:
     """Put the learner's notebooks back: beside the new ones, or where they were."""
     for path in sorted((carry / "notebooks").glob("*.ipynb")):
-        target = ex.root() / "notebooks" / path.name
+        target = new = ex.root() / "notebooks" / path.name
         if beside:
-            target = free_name(target.with_suffix(""))
+            target = free_name(new.with_suffix(""))
+            if new.exists():
+                merged = merge(read_notebook(path), read_notebook(new))
+                write_notebook(path, as_text(merged))
             yield f"Your notebook is notebooks/{target.name}, beside the new {path.name}."
         shutil.move(path, target)
 

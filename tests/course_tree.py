@@ -158,6 +158,7 @@ def write_tree(folder: Path) -> Path:
     for name, text in PACKAGE.items():
         put(folder / "minivllm" / f"{name}.py", text.lstrip("\n"))
     put(folder / "tests" / "test_block_manager.py", TESTS)
+    put(folder / "pyproject.toml", "")
     cells = []
     for names in BUILDS:
         text = PACKAGE["block_manager"].lstrip("\n")

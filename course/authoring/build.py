@@ -7,7 +7,6 @@ that regenerating changes no file. Outputs change through `execute` only.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +25,7 @@ from course.notebooks import (
     notebook_of,
     read_notebook,
     same_source,
+    source_id,
     write_notebook,
 )
 
@@ -64,7 +64,7 @@ def course_metadata(raw: Cell) -> dict[str, list[str]]:
 def cell_id(source: str, course: dict[str, list[str]], seen: dict[str, int]) -> str:
     """A name that is the same in every build: of the exercise, or else of the text."""
     kind, names = next(iter(course.items()), ("", []))
-    key = f"{kind}-{names[0]}" if names else hashlib.sha1(source.encode()).hexdigest()[:10]
+    key = f"{kind}-{names[0]}" if names else source_id(source)
     key = re.sub(r"[^a-zA-Z0-9_-]", "-", key)[:56]  # nbformat allows 64 of these characters
     seen[key] = seen.get(key, 0) + 1
     return key if seen[key] == 1 else f"{key}-{seen[key]}"
