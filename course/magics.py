@@ -20,21 +20,17 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 
 from course import living, reload, splice, verdict
 from course.exercises import (
-    BuildError,
-    CourseError,
-    Exercise,
     definition,
     exercises,
     find_exercise,
     lay,
     learner_exercises,
-    ledger,
-    module_path,
-    read,
     state,
     states,
     step_back,
 )
+from course.files import BuildError, CourseError, module_path, read
+from course.ledger import ledger
 from course.needs import lacking
 from course.progress import progress_map
 
@@ -285,9 +281,8 @@ def _names(line: str, magic: str) -> list[str]:
 
 def _whose(name: str) -> str:
     """Which version of an exercise the engine runs."""
-    exercise: Exercise = exercises()[name]
     with ledger() as book:
-        word = state(exercise, book)
+        word = state(exercises()[name], book)
     return {"borrowed": "our version", "open": "a hole"}.get(word, "your earlier version")
 
 

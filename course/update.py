@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sized
 from pathlib import Path
 
 from course import exercises as ex
-from course import splice
+from course import files, splice
 from course.ledger import entry_of, learner_code, ledger
 from course.notebooks import as_text, is_edited, merge, read_notebook, write_notebook
 
@@ -29,7 +29,7 @@ def update() -> Iterator[str]:
     """
     carry = carry_folder()
     if not (carry / "functions.json").exists():
-        yield put_aside(carry, ex.root(), own_functions())
+        yield put_aside(carry, files.root(), own_functions())
         known = ex.exercises()
         ex.lay({name: known[name].reference for name in ex.learner_exercises()}, mine=False)
         git("checkout", "--", "notebooks")
@@ -43,7 +43,7 @@ def update() -> Iterator[str]:
 def update_from(old: Path) -> Iterator[str]:
     """Take over the work in another folder, which stays as it is."""
     if not (old / "minivllm").is_dir():
-        raise ex.CourseError(f"{old} holds no minivllm/. Name the folder of your old version.")
+        raise files.CourseError(f"{old} holds no minivllm/. Name the folder of your old version.")
     yield put_aside(carry_folder(), old, functions_in(old))
     yield from bring_notebooks(carry_folder(), beside=True)
     yield from lay_again(carry_folder())
@@ -51,7 +51,7 @@ def update_from(old: Path) -> Iterator[str]:
 
 def carry_folder() -> Path:
     """Where work waits for its new place."""
-    return ex.root() / ".course" / "carry"
+    return files.root() / ".course" / "carry"
 
 
 # -- from the old version ----------------------------------------------------------------------
@@ -69,7 +69,7 @@ def functions_in(old: Path) -> dict[str, str]:
     functions = {}
     for name in names:
         module, _, inner = name.partition(".")
-        source = splice.take_all(ex.read(old / "minivllm" / f"{module}.py"), inner)
+        source = splice.take_all(files.read(old / "minivllm" / f"{module}.py"), inner)
         if source and not splice.is_hole(splice.find(source, inner.rsplit(".", 1)[-1])[-1].node):
             functions[name] = source
     return functions
@@ -107,13 +107,13 @@ def pull() -> str | None:
         f"git pull did not work, so your code is put back as it was:\n{result.stderr.strip()}\n"
         "If git names files that you changed outside the exercises, commit or stash them and run\n"
         "this again. Without git: unpack the new version into a folder of its own and run there\n"
-        f"python -m course update --from {ex.root()}"
+        f"python -m course update --from {files.root()}"
     )
 
 
 def git(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run git in the tree; without git it counts as failed."""
-    command = ["git", "-C", str(ex.root()), *arguments]
+    command = ["git", "-C", str(files.root()), *arguments]
     try:
         return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     except FileNotFoundError:
@@ -123,7 +123,7 @@ def git(*arguments: str) -> subprocess.CompletedProcess[str]:
 def bring_notebooks(carry: Path, beside: bool) -> Iterator[str]:
     """Put the learner's notebooks back: beside the new ones, or where they were."""
     for path in sorted((carry / "notebooks").glob("*.ipynb")):
-        target = new = ex.root() / "notebooks" / path.name
+        target = new = files.root() / "notebooks" / path.name
         if beside:
             target = free_name(new.with_suffix(""))
             if new.exists():
@@ -159,7 +159,7 @@ def lay_one(name: str, source: str) -> str | None:
         return "this version has no such exercise"
     try:
         ex.lay({name: source}, mine=True)
-    except ex.CourseError as error:
+    except files.CourseError as error:
         return str(error)
     with ledger() as book:
         entry_of(book, name)["passed"] = None

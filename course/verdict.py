@@ -7,21 +7,9 @@ from pathlib import Path
 
 from course import sandbox, splice
 from course.check import TEST_LIMIT, Event, run_tests
-from course.exercises import (
-    CheckFailed,
-    CourseError,
-    Exercise,
-    OpenExercise,
-    current,
-    find_exercise,
-    ledger,
-    module_path,
-    read,
-    root,
-    state,
-    states,
-)
-from course.ledger import digest, entry_of
+from course.exercises import Exercise, current, find_exercise, state, states
+from course.files import CheckFailed, CourseError, OpenExercise, module_path, read, root
+from course.ledger import digest, entry_of, ledger
 from course.needs import lacking
 from course.progress import chapter_line
 

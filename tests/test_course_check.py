@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from course_tree import put, tree  # noqa: F401
 
-from course import check, progress, verdict
+from course import check, files, progress, verdict
 from course import exercises as ex
 from course.authoring import mistakes
 
@@ -32,15 +32,15 @@ def checked(name, source):
     ex.lay({name: source}, mine=True)
     try:
         return verdict.check(name)
-    except ex.CourseError as error:
+    except files.CourseError as error:
         return str(error)
 
 
 def judged(name, source):
     """The same without the run that says where the cause is."""
     ex.lay({name: source}, mine=True)
-    events = check.run_tests(name, ex.root())
-    return verdict.verdict(name, events, ex.root())
+    events = check.run_tests(name, files.root())
+    return verdict.verdict(name, events, files.root())
 
 
 # -- what is checked --
@@ -52,7 +52,7 @@ def test_a_hole_and_a_borrowed_function_fail_their_check(number):
     if number:
         ex.open_in_file(ex.find_exercise(BLOCKS_FOR))
     with pytest.raises(
-        ex.OpenExercise, match=f"Open: {BLOCKS_FOR}.*{['borrowed', 'hole'][number]}"
+        files.OpenExercise, match=f"Open: {BLOCKS_FOR}.*{['borrowed', 'hole'][number]}"
     ):
         verdict.check(BLOCKS_FOR)
     assert ex.states()[BLOCKS_FOR] != "passed"

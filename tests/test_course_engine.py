@@ -12,7 +12,7 @@ import pytest
 from tiny_checkpoint import make_checkpoint
 
 from course import exercises as ex
-from course import sandbox
+from course import files, sandbox
 from course.files import HOME
 from course.progress import whose_engine
 from course.props import race
@@ -102,7 +102,7 @@ def test_a_fresh_process_imports_the_package_of_a_folder(tree):
     """Not that of the tree it was started from; an error comes with its last lines."""
     file = race.run_fresh("import minivllm; print(minivllm.__file__)", tree)
     assert file == str(tree / "minivllm" / "__init__.py")
-    with pytest.raises(ex.CourseError, match="ZeroDivisionError"):
+    with pytest.raises(files.CourseError, match="ZeroDivisionError"):
         race.run_fresh("1 / 0", tree)
 
 
@@ -122,7 +122,7 @@ def test_a_race_runs_everybody_on_the_same_work(tmp_path, monkeypatch):
 def test_a_racer_that_dies_is_an_error(tmp_path, monkeypatch):
     """With what to do, instead of waiting for ever."""
     monkeypatch.setattr(race, "find_spec", lambda name: None)
-    with pytest.raises(ex.CourseError, match="ended before it answered"):
+    with pytest.raises(files.CourseError, match="ended before it answered"):
         race.race({"model_path": str(tmp_path), "max_batch": 1, "max_len": 8}, [[1]], 1)
 
 

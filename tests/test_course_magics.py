@@ -73,15 +73,15 @@ def kernel(tree, capsys, monkeypatch):  # noqa: F811
 
 def module_text():
     """The module with the exercises, as it is now."""
-    return ex.read(ex.module_path(BLOCKS_FOR))
+    return files.read(files.module_path(BLOCKS_FOR))
 
 
 def edit(old, new, module="block_manager"):
     """What an editor does."""
-    path = ex.root() / "minivllm" / f"{module}.py"
-    text = ex.read(path)
+    path = files.root() / "minivllm" / f"{module}.py"
+    text = files.read(path)
     assert old in text
-    ex.write(path, text.replace(old, new))
+    files.write(path, text.replace(old, new))
 
 
 # -- %%build --
@@ -207,7 +207,7 @@ def test_a_wrong_name_is_answered_with_the_right_one(kernel):
 def test_windows_line_ends_in_a_cell_are_fine(kernel):
     """Some front ends send them."""
     assert kernel.run(MINE.replace("\n", "\r\n")).startswith("Built")
-    assert b"\r" not in ex.module_path(BLOCKS_FOR).read_bytes()
+    assert b"\r" not in files.module_path(BLOCKS_FOR).read_bytes()
 
 
 # -- what is live moves to the new code --
@@ -295,7 +295,9 @@ def test_every_kind_of_class_keeps_its_objects(kernel):
     head = "from dataclasses import dataclass\n\nclass Base:\n    def name(self): return 'b'\n"
     edit("class BlockPool:", head + SHAPES + "\n\nclass BlockPool:")
     kernel.run("from minivllm.block_manager import Frozen, Slots, TABLE, Base, Child")
-    kernel.run("frozen, slots, two, make = Frozen(3), Slots(3), Slots.two, Slots.make\nchild = Child()")
+    kernel.run(
+        "frozen, slots, two, make = Frozen(3), Slots(3), Slots.two, Slots.make\nchild = Child()"
+    )
     for old, new in (
         ("area(self): return self.size", "area(self): return self.size + 1"),
         ("return cls(1)", "return cls(7)"),
@@ -385,19 +387,19 @@ def test_a_failure_is_shown_and_the_notebook_goes_on(kernel):
 def test_under_pytest_a_failure_is_raised(kernel, monkeypatch):
     """nbval must see it; a hole in a build cell alone is no failure."""
     monkeypatch.setenv("MINIVLLM_COURSE_STRICT", "1")
-    with pytest.raises(ex.OpenExercise, match="still borrowed"):
+    with pytest.raises(files.OpenExercise, match="still borrowed"):
         kernel.run("%check blocks_for")
-    with pytest.raises(ex.BuildError, match="expected ':'"):
+    with pytest.raises(files.BuildError, match="expected ':'"):
         kernel.run(f"%%build {BLOCKS_FOR}\ndef blocks_for(a)\n")
     assert kernel.run(f"%%build {BLOCKS_FOR}\ndef blocks_for(a): ...").startswith("Open: ")
     kernel.run(MINE.replace("+ 15", "+ 99"))
-    with pytest.raises(ex.CheckFailed, match="✗ blocks_for"):
+    with pytest.raises(files.CheckFailed, match="✗ blocks_for"):
         kernel.run("%check blocks_for")
 
 
 def test_an_error_of_the_course_is_its_text_alone():
     """No traceback of ours in the notebook."""
-    assert ex.CheckFailed("a\nb")._render_traceback_() == ["a\nb"]
+    assert files.CheckFailed("a\nb")._render_traceback_() == ["a\nb"]
 
 
 def test_restore_and_undo_are_each_others_way_back(kernel):
@@ -526,7 +528,7 @@ def test_undefined_names_are_found_in_every_form_of_function(kernel):
     source = (
         "@property\ndef num_free(self):\n    return [missing(x) for x in deque(len(self.free_ids))]"
     )
-    ex.write(ex.module_path(POOL), ex.splice.put(module_text(), "BlockPool.num_free", source))
+    files.write(files.module_path(POOL), ex.splice.put(module_text(), "BlockPool.num_free", source))
     kernel.run("pass")
     importlib.import_module("minivllm.block_manager")
     assert magics.undefined_names(f"{POOL}.num_free") == ["missing"]

@@ -18,8 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from course import exercises as ex
-from course import sandbox
+from course import files, sandbox
 
 SIGN = "racer: "  # begins the lines that are for us: libraries print, too
 READY_LIMIT = 240  # seconds
@@ -30,7 +29,7 @@ def run_fresh(code: str, folder: Path | None = None) -> str:
 
     Raises CourseError with the end of its error if it fails.
     """
-    folder = folder or ex.root()
+    folder = folder or files.root()
     process = subprocess.run(
         [sys.executable, "-c", code],
         cwd=folder,
@@ -41,7 +40,7 @@ def run_fresh(code: str, folder: Path | None = None) -> str:
         timeout=READY_LIMIT,
     )
     if process.returncode:
-        raise ex.CourseError("\n".join(process.stderr.strip().split("\n")[-6:]))
+        raise files.CourseError("\n".join(process.stderr.strip().split("\n")[-6:]))
     return process.stdout.strip()
 
 
@@ -64,9 +63,9 @@ def race(
     """
     with ExitStack() as stack:
         ours = stack.enter_context(sandbox.temporary(reference=True))
-        racers = {"yours": ("minivllm", ex.root()), "ours": ("minivllm", ours)}
+        racers = {"yours": ("minivllm", files.root()), "ours": ("minivllm", ours)}
         if find_spec("transformers"):
-            racers["transformers"] = ("transformers", ex.root())
+            racers["transformers"] = ("transformers", files.root())
         lines = {}
         for name, (engine, folder) in racers.items():
             lines[name] = stack.enter_context(_racer(engine, folder, setup))
@@ -113,7 +112,7 @@ def _answer(process: subprocess.Popen[str]) -> Any:
     for line in process.stdout:
         if line.startswith(SIGN):
             return json.loads(line.removeprefix(SIGN))
-    raise ex.CourseError(
+    raise files.CourseError(
         "An engine of the race ended before it answered. Run the cells above again; if they"
         " work, there may be too little memory for three engines at once."
     )
@@ -121,7 +120,7 @@ def _answer(process: subprocess.Popen[str]) -> Any:
 
 def _run(engine: str, setup: dict[str, Any]) -> None:
     """What a racer does: load, say so, then answer each line of its input."""
-    sys.path.insert(0, str(ex.HOME / "benchmarks"))
+    sys.path.insert(0, str(files.HOME / "benchmarks"))
     from engines import ENGINES, Setup  # type: ignore[import-not-found]
 
     peer = ENGINES[engine](Setup(**setup))
