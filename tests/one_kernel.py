@@ -76,7 +76,7 @@ class Kernel:
             "MANY = [SamplingParams(temperature=t, top_p=p, seed=1, repetition_penalty=r,"
             " max_tokens=12, ignore_eos=True)"
             " for t, p, r in [(0, 1, 1), (1, 0.5, 1.2), (1, 1, 1), (1, 1, 1)]]\n"
-            "FEW = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)"
+            "FEW = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)"
         )
         self.run("from course.props.ranks import ranks_as_threads")
 
@@ -100,7 +100,7 @@ class Kernel:
         letters = "".join(chr(97 + self.number // 26**place % 26) for place in range(3))
         text = f"low lower lo{letters} " * 3
         if "kernels" in name:  # interpreted, which is slow
-            self.run(f"{name}.generate([[1], [2] * 80], FEW, use_tqdm=False)")
+            self.run(f"{name}.generate([[1], [2]], FEW, use_tqdm=False)")
             return builtins.seen
         self.run(
             f"{name}.generate([{text!r}, {text!r}, [1, 2], [3] * 40], MANY, use_tqdm=False)\n"
