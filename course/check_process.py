@@ -27,7 +27,7 @@ def main(folder: Path) -> None:
     job = json.loads((folder / "job.json").read_text("utf-8"))
     _limit()
     options = ["-q", "--noconftest", "-c", os.devnull, "--rootdir", job["root"], "--tb=no"]
-    # The last two collect all garbage at the end, for warnings that nobody would see.
+    # The last two collect all garbage at the end, for warnings that are not shown.
     unused = ("cacheprovider", "faulthandler", "warnings", "doctest")
     for name in (*unused, "unraisableexception", "threadexception"):
         options += ["-p", f"no:{name}"]

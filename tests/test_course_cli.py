@@ -1,4 +1,4 @@
-"""`python -m course`: what each command does for somebody who types it."""
+"""`python -m course`: what each command does."""
 
 import shutil
 import subprocess

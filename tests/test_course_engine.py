@@ -106,8 +106,8 @@ def test_a_fresh_process_imports_the_package_of_a_folder(tree):
         race.run_fresh("1 / 0", tree)
 
 
-def test_a_race_runs_everybody_on_the_same_work(tmp_path, monkeypatch):
-    """The same tokens, a time for each round that counts, and nobody is left running."""
+def test_a_race_runs_all_engines_on_the_same_work(tmp_path, monkeypatch):
+    """The same tokens, a time for each round that counts, and no process is left running."""
     monkeypatch.setattr(race, "find_spec", lambda name: None)  # transformers takes seconds
     model = make_checkpoint(tmp_path / "model")
     setup = {"model_path": str(model), "max_batch": 2, "max_len": 32}
@@ -144,7 +144,7 @@ def test_the_clock_counts_what_the_lesson_says(step, end):
     assert max(work.end for work in engine.runner.log) == end
 
 
-def test_a_step_for_nobody_is_marked():
+def test_a_wasted_step_is_marked():
     """The one behind a stop token; an answer that ends by its length has none."""
     steps = [
         [work.is_wasted for work in run_toy("step_overlapped", answers).runner.log

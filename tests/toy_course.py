@@ -23,7 +23,7 @@ def boxes_for(num_things: int, box_size: int) -> int:
 
 
 class Shelf:
-    """Boxes by number; `free` holds those that nobody has."""
+    """Boxes by number; `free` holds those without an owner."""
 
     def __init__(self, num_boxes: int) -> None:
         self.free = list(range(num_boxes))
@@ -232,7 +232,7 @@ def write_answer(folder: Path, name: str, source: str) -> None:
 
 
 def git(folder: Path, *command: str) -> str:
-    """Run git in a folder as somebody; what it prints."""
+    """Run git in a folder under a made-up name; what it prints."""
     who = ["-c", "user.name=A", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
     done = subprocess.run(
         ["git", *who, *command], cwd=folder, capture_output=True, text=True, check=True

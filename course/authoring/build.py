@@ -99,7 +99,7 @@ def definitions(name: str, package: Path, solved: bool) -> list[str]:
 
 
 def renew(path: Path, cells: list[Cell], solved: bool) -> str:
-    """Bring one notebook up to date: "same", "written", or "kept" where somebody has worked."""
+    """Bring one notebook up to date: "same", "written", or "kept" where a learner has worked."""
     if path.exists():
         old = read_notebook(path)
         if is_edited(old):
