@@ -49,8 +49,12 @@ def test_values_come_in_any_order_and_stay_in_it():
 @pytest.mark.exercise("bench_results.percentile")
 def test_between_two_places_the_value_changes_evenly():
     """Place 1.5 is half of the way from 20 to 30, place 2.7 most of the way from 30 to 40."""
-    assert percentile([10, 20, 30, 40], 50) == 25, "place 1.5 is half of the way from 20 to 30"
-    assert round(percentile([10, 20, 30, 40], 90), 6) == 37, "place 2.7: 0.7 of the way to 40"
+    assert percentile([10, 20, 30, 40], 50) == 25, (
+        "4 values have 3 steps between them: do you multiply by 4? Or do you round place 1.5?"
+    )
+    assert round(percentile([10, 20, 30, 40], 90), 6) == 37, (
+        "place 2.7 is 0.7 of the way to 40: do you take the middle?"
+    )
 
 
 @pytest.mark.exercise("bench_results.percentile")

@@ -13,7 +13,6 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from tiny_checkpoint import make_checkpoint
 
-from course import forks
 from minivllm import LLM, SamplingParams
 from minivllm.distributed.process_group import GroupError
 
@@ -206,12 +205,11 @@ def test_ctrl_c_leaves_an_engine_that_works(checkpoint):
 
 def torchrun(path, node, port, *arguments):
     """One of two nodes on this host."""
-    # torchrun itself may be a fork; the processes that it starts are not.
     launcher = ["-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
     meeting = ["--node-rank", str(node), "--master-addr", "127.0.0.1", "--master-port", str(port)]
     command = ["-m", "minivllm", "generate", "abc", "--raw", "--model", str(path)]
     return subprocess.Popen(
-        forks.command(*launcher, *meeting, *command, "--temperature", "0", *arguments),
+        [sys.executable, *launcher, *meeting, *command, "--temperature", "0", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -305,10 +305,7 @@ def apply_penalties(logits: Tensor, penalties: Penalties, positions: Tensor) -> 
 
 
 # rule 6
-@mistake(
-    "sampler.gumbel_sample",
-    "nine positions of one seed draw much the same: is the position part of the noise?",
-)
+@mistake("sampler.gumbel_sample", "token 0 should be drawn a quarter of the time")
 def gumbel_sample(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     token_ids = torch.arange(logits.shape[1])
     noise = gumbel_noise(hash_counter(seeds[:, None], token_ids))
