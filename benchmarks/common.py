@@ -40,9 +40,14 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
         metavar="NAME=VALUE",
         help="any setting of EngineConfig, such as max_num_seqs=64; may be repeated",
     )
+    add_files(parser)
+    return parser
+
+
+def add_files(parser: argparse.ArgumentParser) -> None:
+    """The options that `save` reads."""
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     parser.add_argument("--save", action="store_true", help="write them to benchmarks/results/")
-    return parser
 
 
 def add_counts(parser: argparse.ArgumentParser, *rows: tuple[str, int, str]) -> None:
@@ -102,6 +107,11 @@ def compute_prompts(llm: LLM) -> None:
     scheduler = llm.engine.scheduler
     while scheduler.waiting or not all(request.is_decoding for request in scheduler.running):
         llm.step()
+
+
+def print_row(cells: Sequence[str], widths: Sequence[int]) -> None:
+    """Print one row of a table at once."""
+    print(bench_results.text_table([cells], widths), flush=True)
 
 
 def save(

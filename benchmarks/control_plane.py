@@ -20,9 +20,10 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import common
 
 from minivllm import bench_results
 from minivllm.block_manager import BlockManager, blocks_for
@@ -36,7 +37,6 @@ from minivllm.scheduler import Scheduler
 
 BLOCK_SIZE = 16
 GOAL = 10.0  # microseconds per running request and step
-RESULTS = Path(__file__).parent / "results"
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,7 @@ def add(outputs: OutputProcessor, number: int, num_tokens: int, streamed: bool) 
 def step(engine: Engine, outputs: OutputProcessor) -> None:
     """What `LLM` does in each step."""
     outputs.process(engine.step())
+    outputs.take_outputs()
 
 
 def time_case(case: Case, num_rounds: int = 9) -> list[float]:
@@ -175,7 +176,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--profile", type=int, metavar="RUNNING", help="where the time goes")
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/DATE-...json")
+    common.add_files(parser)
     arguments = parser.parse_args()
     if arguments.profile:
         print_profile(arguments.profile)
@@ -190,11 +191,8 @@ def main() -> None:
             f"  {result['best_microseconds']:6.2f}{mark}",
             flush=True,
         )
-    if arguments.save:
-        path = bench_results.result_path("control-plane", "cpu", RESULTS)
-        bench_results.save_results(path, results)
-        print(f"written: {path.relative_to(Path.cwd())}")
+    common.save(arguments, results, "control-plane")
 
 
 if __name__ == "__main__":
-    main()
+    common.run(main)

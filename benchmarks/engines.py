@@ -99,7 +99,8 @@ class Transformers:
             def end(self) -> None:
                 """Nothing is left to note."""
 
-        self.torch, self.make_clock = torch, Clock
+        self.torch = torch
+        self.make_clock = Clock
         model = transformers.AutoModelForCausalLM.from_pretrained(
             setup.model_path, dtype=getattr(torch, setup.dtype)
         )
@@ -149,7 +150,8 @@ class Vllm:
         answers = Answers([[] for _ in prompts], [[] for _ in prompts])
         while engine.has_unfinished_requests():
             for output in engine.step():
-                number, token_ids = int(output.request_id), list(output.outputs[0].token_ids)
+                number = int(output.request_id)
+                token_ids = list(output.outputs[0].token_ids)
                 new = len(token_ids) - len(answers.token_ids[number])
                 answers.token_ids[number][:] = token_ids
                 answers.token_times[number].extend([time.perf_counter()] * new)
@@ -216,7 +218,9 @@ class LlamaCpp:
         try:
             batch.n_tokens = len(entries)
             for i, (token_id, position, sequence, wants_logits) in enumerate(entries):
-                batch.token[i], batch.pos[i], batch.logits[i] = token_id, position, wants_logits
+                batch.token[i] = token_id
+                batch.pos[i] = position
+                batch.logits[i] = wants_logits
                 batch.n_seq_id[i] = 1
                 batch.seq_id[i][0] = sequence
             if (code := self.api.llama_decode(self.context, batch)) != 0:

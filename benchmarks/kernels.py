@@ -17,7 +17,6 @@ import argparse
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import common
@@ -28,7 +27,8 @@ from minivllm import bench_results, ops, sampler
 from minivllm.model_config import RopeConfig
 
 MANY_BYTES = 2**28  # some times the cache of any device
-MAX_SETS, MIN_CALLS = 128, 8  # argument sets, and calls of a graph
+MAX_SETS = 128  # of arguments
+MIN_CALLS = 8  # in a graph
 NUM_REPLAYS = 20
 WIDTHS = (52, 10, 10, 10, 9, 9)
 
@@ -81,8 +81,11 @@ def layer_cases(shape: Shape, num_tokens: int) -> Iterator[Case]:
     """What a layer does to each token, attention and products aside."""
     from minivllm import kernels
 
-    n, s, rows = num_tokens, shape, f"{num_tokens:,} x "
-    heads, kv = s.num_heads * s.head_dim, s.num_kv_heads * s.head_dim
+    n = num_tokens
+    s = shape
+    rows = f"{num_tokens:,} x "
+    heads = s.num_heads * s.head_dim
+    kv = s.num_kv_heads * s.head_dim
     cos, sin = (t.to(s.device) for t in ops.rope_table(RopeConfig(), s.head_dim, n))
     many = n > 1  # a single token is not worth the time to compile for
 
@@ -119,7 +122,8 @@ def cache_cases(shape: Shape, num_tokens: int) -> Iterator[Case]:
     """Finding the slots of a step's tokens, and storing their keys and values."""
     from minivllm import kernels
 
-    n, s = num_tokens, shape
+    n = num_tokens
+    s = shape
     width = s.num_kv_heads * s.head_dim
 
     def mapping_arguments(_: int) -> tuple[Any, ...]:
@@ -143,7 +147,8 @@ def cache_cases(shape: Shape, num_tokens: int) -> Iterator[Case]:
         "slot_mapping", f"{n:,} tokens", n, n * (8 + 8 + 4 + 8), mapping_arguments,
         kernels.slot_mapping, ops.slot_mapping, compiled=n > 1,
     )  # fmt: skip
-    size, num_bytes = f"{n:,} x 2 x {s.num_kv_heads} x {s.head_dim}", n * (4 * width * s.item + 8)
+    size = f"{n:,} x 2 x {s.num_kv_heads} x {s.head_dim}"
+    num_bytes = n * (4 * width * s.item + 8)
     yield Case(
         "store_kv", size, n, num_bytes, store_arguments, kernels.store_kv, ops.store_kv,
         compiled=n > 1,
@@ -152,7 +157,8 @@ def cache_cases(shape: Shape, num_tokens: int) -> Iterator[Case]:
 
 def paged(shape: Shape, lens: Sequence[int], seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Keys, values, block table and lengths of requests in scrambled blocks."""
-    s, needed = shape, [-(-length // shape.block_size) for length in lens]
+    s = shape
+    needed = [-(-length // shape.block_size) for length in lens]
     make = torch.Generator().manual_seed(seed)
     order = torch.randperm(sum(needed), generator=make, dtype=torch.int64).int()
     table = torch.zeros(len(lens), -(-max(needed) // 16) * 16, dtype=torch.int32)
@@ -167,7 +173,8 @@ def decode_case(shape: Shape, lens: Sequence[int], size: str) -> Case:
     """One new token for each request; how the keys are split is planned before, as in a step."""
     from minivllm.decode_attention import Plan, decode_attention
 
-    s, scale = shape, shape.head_dim**-0.5
+    s = shape
+    scale = shape.head_dim**-0.5
 
     def arguments(seed: int) -> tuple[Any, ...]:
         cache = paged(s, lens, seed)
@@ -189,7 +196,9 @@ def prefill_case(shape: Shape, lens: Sequence[int], size: str) -> Case:
     """Whole prompts: each token sees those before it and itself."""
     from minivllm.gpu.prefill_attention import prefill_attention
 
-    s, scale, starts = shape, shape.head_dim**-0.5, [sum(lens[:n]) for n in range(len(lens) + 1)]
+    s = shape
+    scale = shape.head_dim**-0.5
+    starts = [sum(lens[:n]) for n in range(len(lens) + 1)]
 
     def arguments(seed: int) -> tuple[Any, ...]:
         k, v, table, seq_lens = paged(s, lens, seed)
@@ -366,8 +375,7 @@ def main() -> None:
     )
     parser.add_argument("--only", nargs="+", metavar="KERNEL", help="these kernels alone")
     parser.add_argument("--no-compile", action="store_true", help="without torch.compile: quicker")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
-    parser.add_argument("--save", action="store_true", help="write them to benchmarks/results/")
+    common.add_files(parser)
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         raise ValueError("an NVIDIA GPU is needed; chapter 07 draws a recorded run")
@@ -379,13 +387,13 @@ def main() -> None:
         f" {about['limit_tflop_per_s']:.0f} TFLOP/s, a launch {about['launch_microseconds']:.2f} us"
     )
     header = ("microseconds", "Triton", "torch", "compiled", "GB/s", "TFLOP/s")
-    print(bench_results.text_table([header], WIDTHS), flush=True)
+    common.print_row(header, WIDTHS)
     results = []
     for case in all_cases(shape):
         if arguments.only and case.kernel not in arguments.only:
             continue
         results.append({**about, **measure(case, not arguments.no_compile)})
-        print(bench_results.text_table([cells(results[-1])], WIDTHS), flush=True)
+        common.print_row(cells(results[-1]), WIDTHS)
     if not results:
         raise ValueError(f"--only {' '.join(arguments.only)}: no kernel has such a name")
     common.save(arguments, results, "h200-kernels" if "H200" in about["machine"] else "kernels")

@@ -150,7 +150,8 @@ def measure_rung(
 ) -> Iterator[dict[str, Any]]:
     """One result for each batch size."""
     rung.prepare(llm)
-    model, vocab = llm.engine.runner.model, bench.vocab_size_of(llm)
+    model = llm.engine.runner.model
+    vocab = llm.engine.vocab_size
     for batch_size in arguments.batch_sizes:
         workload = make_workload(batch_size, arguments, vocab)
         bench.warm_up(llm, num_requests=batch_size)
@@ -185,7 +186,8 @@ def measure_naive(
     llm: LLM, limit: float, arguments: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
     """The naive loop, extrapolated from a few tokens of middle length."""
-    vocab, num_tokens = bench.vocab_size_of(llm), int(middle(arguments))
+    vocab = llm.engine.vocab_size
+    num_tokens = int(middle(arguments))
     prompt = bench.batch_workload(1, num_tokens, 2, vocab).prompts
     time_naive(llm, prompt, 1)
     speed = time_naive(llm, prompt, NAIVE_TOKENS).tokens_per_s
@@ -214,7 +216,7 @@ def measure_mixed(llm: LLM, arguments: argparse.Namespace, policy: str) -> dict[
     lengths = [
         (max(1, size // 4), size) for size in (arguments.prompt_tokens, arguments.new_tokens)
     ]
-    workload = bench.mixed_workload(3 * rows, bench.vocab_size_of(llm), *lengths)
+    workload = bench.mixed_workload(3 * rows, llm.engine.vocab_size, *lengths)
     bench.warm_up(llm, num_requests=rows)
     runs = bench.repeat_offline(llm, workload, arguments.repeats)
     return {"rung": policy, **brief(bench.summarise(workload, runs))}
@@ -279,7 +281,8 @@ def climb(
     """The results of all rungs, as they come. A rung that cannot be measured here is left out,
     with the reason."""
     room = settings_for(arguments, max(arguments.batch_sizes))
-    steps, wanted = rungs(device_type), arguments.rungs
+    steps = rungs(device_type)
+    wanted = arguments.rungs
     if NAIVE in wanted:
         with engine(model, arguments, **room, **steps[0].settings) as llm:
             facts = bench_results.facts(llm.config, name)
@@ -306,7 +309,8 @@ def table_cells(result: dict[str, Any]) -> list[str]:
         speed = bench_results.speed(result["output_tokens_per_s"])
         gap = 1e3 * (result["inter_token_s"] or {"p99": 0.0})["p99"]
         return [result["rung"], "mixed", speed, f"p99 {gap:.3g}", "-", "-", "-"]
-    launch, rate = result["launch_s"], result["bytes_per_s"]
+    launch = result["launch_s"]
+    rate = result["bytes_per_s"]
     return [
         result["rung"],
         str(result["batch_size"]),
@@ -328,12 +332,12 @@ def main() -> None:
     fill_in(arguments, device.type)
     limit = copy_speed(device)
     print(f"{bench_results.describe_device(arguments.device)}, copy {limit / 1e9:,.0f} GB/s")
-    print(bench_results.text_table([HEADER], WIDTHS), flush=True)
+    common.print_row(HEADER, WIDTHS)
     results = []
     with common.model_path(arguments) as (model, name):
         for result in climb(model, name, limit, arguments, device.type):
             results.append({**result, "engine": "minivllm"})
-            print(bench_results.text_table([table_cells(result)], WIDTHS), flush=True)
+            common.print_row(table_cells(result), WIDTHS)
     common.save(arguments, results, "ladder")
 
 

@@ -23,8 +23,6 @@ from minivllm import bench_results
 from minivllm.cli.options import positive
 from minivllm.measure import workloads as bench
 
-WIDTHS = (44, 12, 12, 12, 9, 9, 9)
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Which workloads, and how large."""
@@ -84,11 +82,13 @@ def main() -> None:
     results = []
     with common.open_llm(arguments) as (llm, name):
         facts = bench_results.facts(llm.config, name)
-        workloads = choose_workloads(arguments, bench.vocab_size_of(llm))
+        workloads = choose_workloads(arguments, llm.engine.vocab_size)
         for workload in workloads:
             bench.check_fits(llm, workload)
         print(f"{facts['model']}, {facts['dtype']} on {facts['machine']}")
-        print(bench_results.text_table([bench_results.HEADER], WIDTHS), flush=True)
+        print(
+            bench_results.text_table([bench_results.SHORT_HEADER], bench_results.WIDTHS), flush=True
+        )
         for workload in workloads:
             # One request first, as nano-vllm does; for a batch as many as it has.
             is_mixed = workload.name.startswith("mixed")
@@ -96,7 +96,7 @@ def main() -> None:
             runs = bench.repeat_offline(llm, workload, arguments.repeats)
             results.append({**facts, **bench.summarise(workload, runs), "engine": "minivllm"})
             cells = bench_results.table_cells(results[-1])
-            print(bench_results.text_table([cells], WIDTHS), flush=True)
+            common.print_row(cells, bench_results.WIDTHS)
     common.save(arguments, results, "offline")
 
 

@@ -40,7 +40,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def measure(llm: Any, rate: float, number: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """One result, without the facts of the machine. `number` is that of the run."""
-    vocab_size = bench.vocab_size_of(llm)
+    vocab_size = llm.engine.vocab_size
     ranges = [
         (arguments.min_tokens, longest)
         for longest in (arguments.max_prompt_tokens, arguments.max_output_tokens)
@@ -108,10 +108,10 @@ def main() -> None:
         facts = bench_results.facts(llm.config, name)
         bench.warm_up(llm)
         print(f"{facts['model']}, {facts['dtype']} on {facts['machine']}")
-        print(bench_results.text_table([HEADER], WIDTHS), flush=True)
+        common.print_row(HEADER, WIDTHS)
         for number, rate in enumerate(arguments.rates):
             results.append({**facts, **measure(llm, rate, number, arguments)})
-            print(bench_results.text_table([table_cells(results[-1])], WIDTHS), flush=True)
+            common.print_row(table_cells(results[-1]), WIDTHS)
     if arguments.figure:
         draw(results, arguments.figure)
     common.save(arguments, results, "online")

@@ -149,7 +149,8 @@ def add_ratios(results: Sequence[dict[str, Any]]) -> None:
             # By decoding where there is some: prefill has a row of its own.
             name = "seconds" if result["decode_tokens_per_s"] is None else "decode_tokens_per_s"
             for kind in ("", "best_"):
-                theirs, mine = result[kind + name], ours[kind + name]
+                theirs = result[kind + name]
+                mine = ours[kind + name]
                 pair = (theirs, mine) if name == "seconds" else (mine, theirs)
                 result[kind + "ratio"] = pair[0] / pair[1] if pair[0] and pair[1] else None
 
@@ -255,7 +256,7 @@ def measure(setup: Setup, vocab_size: int, arguments: argparse.Namespace) -> lis
     lengths = arguments.prompt_tokens, arguments.new_tokens
     shapes = [(size, *lengths) for size in arguments.batch_sizes]
     results = []
-    print(bench_results.text_table([HEADER], WIDTHS), flush=True)
+    common.print_row(HEADER, WIDTHS)
     for size, prompt_tokens, new_tokens in [*shapes, (1, arguments.prefill_tokens, 1)]:
         workload = bench.batch_workload(size, prompt_tokens, new_tokens, vocab_size)
         compared = compare(peers, workload.prompts, new_tokens, arguments.repeats)
@@ -278,7 +279,8 @@ def main() -> None:
     arguments = parser.parse_args()
     with common.open_llm(arguments) as (llm, name):
         facts = bench_results.facts(llm.config, name)
-        setup, vocab_size = make_setup(llm, arguments), bench.vocab_size_of(llm)
+        setup = make_setup(llm, arguments)
+        vocab_size = llm.engine.vocab_size
         print(f"{facts['model']}, {facts['dtype']} on {facts['machine']}")
         llm.close()  # the files stay; its memory is for the engines that are timed
         results = measure(setup, vocab_size, arguments)

@@ -133,7 +133,8 @@ def random_tensor(
 
 def tensor_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Name and shape of every tensor, for Llama and Qwen3 without biases."""
-    hidden, width = config.hidden_size, config.intermediate_size
+    hidden = config.hidden_size
+    width = config.intermediate_size
     q_size = config.num_heads * config.head_dim
     kv_size = config.num_kv_heads * config.head_dim
     yield "model.embed_tokens.weight", (config.vocab_size, hidden)
@@ -162,7 +163,9 @@ def tokenizer(vocab_size: int) -> dict[str, Any]:
     letters = list(byte_alphabet())
     vocab = {letter: token_id for token_id, letter in enumerate(letters)}
     for token_id in range(256, vocab_size):
-        first, second, third = token_id >> 16, token_id >> 8 & 255, token_id & 255
+        first = token_id >> 16
+        second = token_id >> 8 & 255
+        third = token_id & 255
         text = letters[second] + letters[third]
         vocab[letters[first] + text if first else text] = token_id
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}

@@ -31,10 +31,13 @@ PLACE = re.compile(
 )
 BATCH = re.compile(r"batch (\d+) x ")
 
-WIDTH, HEIGHT = 700, 250  # pixels, as everything below
+WIDTH = 700  # pixels, as everything below
+HEIGHT = 250
 PANELS = (8, 358)  # where each begins
-LABELS, BARS = 66, 200  # room for the words before the bars, and for the longest bar
-TOP, ROWS = 58, 138  # where the rows begin, and how high all of them are
+LABELS = 66  # room for the words before the bars
+BARS = 200  # the longest bar
+TOP = 58  # where the rows begin
+ROWS = 138  # the height of all rows together
 # Each series with its look: told apart without colour, too.
 LOOKS = (f'fill="{PALETTE["decode"]}"', 'fill="url(#other)"')
 
@@ -128,7 +131,8 @@ def draw_panel(panel: Panel, left: int) -> Iterator[str]:
     yield text(left, 33, panel.unit, 10)
     yield from draw_keys(panel.series, left)
     most = max(value for _, values in panel.rows for value in values)
-    base, height = left + LABELS, ROWS / len(panel.rows)
+    base = left + LABELS
+    height = ROWS / len(panel.rows)
     for tick in ticks(most):
         x = base + BARS * tick / most
         yield (

@@ -54,7 +54,9 @@ def compile_operations(llm: LLM) -> None:
 def sample_outside(llm: LLM) -> None:
     """Replay the forward pass alone, then launch the sampler's operations one by one."""
     runner = llm.engine.runner
-    runner.plain_step = lambda plan: runner.choose(plan, runner.compute_logits(plan))
+    runner.forward_and_sample = lambda plan: runner.sample_tokens(
+        plan, runner.graphs.run(runner.forward, plan)
+    )
 
 
 class PromptsFirst(Scheduler):

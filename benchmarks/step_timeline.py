@@ -56,7 +56,8 @@ def summarise(events: Iterable[Any]) -> dict[str, Any]:
     many there were in all. On a CPU operations stand for launches, and there are no kernels."""
     events = list(events)
     steps = sorted(_span(e) for e in events if e.name == STEP and not _on_device(e))
-    begin, end = steps[0][0], steps[-1][1]
+    begin = steps[0][0]
+    end = steps[-1][1]
     inside = [e for e in events if begin <= e.time_range.start < end]
     kernels = [_span(e) for e in inside if _on_device(e) and not e.name.startswith("minivllm")]
     launches = [_span(e) for e in inside if e.name.startswith(LAUNCHES) and not _on_device(e)]

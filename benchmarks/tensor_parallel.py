@@ -98,7 +98,8 @@ def timed(function: Callable[..., Any], note: Callable[[float, Any], None]) -> C
 @contextmanager
 def listening(llm: LLM) -> Iterator[Talk]:
     """Times the leader's messages and sums until the end."""
-    talk, leader = Talk(), llm.engine.runner
+    talk = Talk()
+    leader = llm.engine.runner
     if not isinstance(leader, Leader):
         yield talk
         return
@@ -156,7 +157,7 @@ def measure(llm: LLM, workload: bench.Workload, repeats: int) -> dict[str, Any]:
     """Speed of the workload, and the leader's talk per step."""
     bench.warm_up(llm, num_requests=len(workload.prompts))
     result = bench.summarise(workload, bench.repeat_offline(llm, workload, repeats))
-    others = [bench.with_other_tokens(workload, n, bench.vocab_size_of(llm)) for n in (101, 102)]
+    others = [bench.with_other_tokens(workload, n, llm.engine.vocab_size) for n in (101, 102)]
     start(llm, others[0])
     with listening(llm) as talk:
         began = time.perf_counter()
@@ -193,7 +194,8 @@ def cells(result: dict[str, Any]) -> list[str]:
 
 def workloads(arguments: argparse.Namespace, vocab_size: int) -> list[bench.Workload]:
     """Batches with answers, and then prompts alone: as many as the largest batch has."""
-    sizes, tokens = arguments.batch_sizes, arguments.prompt_tokens
+    sizes = arguments.batch_sizes
+    tokens = arguments.prompt_tokens
     shapes = [(size, tokens, arguments.new_tokens) for size in sizes] + [(max(sizes), tokens, 1)]
     return [bench.batch_workload(*shape, vocab_size) for shape in shapes]
 
@@ -210,10 +212,10 @@ def measure_all(
     """A result for each workload."""
     facts = bench_results.facts(llm.config, name)
     ranks = {"tensor_parallel_size": llm.config.tensor_parallel_size, "engine": "minivllm"}
-    for workload in workloads(arguments, bench.vocab_size_of(llm)):
+    for workload in workloads(arguments, llm.engine.vocab_size):
         found = measure(llm, workload, arguments.repeats)
         result = {**facts, **ranks, "mode": mode_of(llm), **found}
-        print(bench_results.text_table([cells(result)], WIDTHS), flush=True)
+        common.print_row(cells(result), WIDTHS)
         yield result
 
 
@@ -222,7 +224,7 @@ def main() -> None:
     add_options(parser)
     arguments = parser.parse_args()
     results: list[dict[str, Any]] = []
-    print(bench_results.text_table([HEADER], WIDTHS), flush=True)
+    common.print_row(HEADER, WIDTHS)
     with common.model_path(arguments) as (model, name):
         for size in arguments.sizes:
             for mode in arguments.modes:

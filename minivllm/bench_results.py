@@ -1,7 +1,7 @@
-"""Results of measurements: percentiles, what a reader must know to compare them, files, tables.
+"""Results of measurements: percentiles, what makes them comparable, files, tables.
 
 A result is a dict that stands alone: figures, machine, versions, command and date. A file is a
-list of them. Leaves out measuring (`bench`). Given, but for `percentile`: notebook 00.
+list of them. Does not measure (see `measure.workloads`). Notebook 00 builds `percentile`.
 """
 
 from __future__ import annotations
@@ -193,12 +193,16 @@ def require_writable(path: Path) -> None:
 
 
 HEADER = ("workload", "output tok/s", "decode tok/s", "prompt tok/s", "TTFT", "between", "p99")
+# The same for a terminal of 100 columns.
+SHORT_HEADER = ("workload (tok/s)", "output", "decode", "prompt", "TTFT", "between", "p99")
+WIDTHS = (39, 8, 8, 8, 8, 8, 7)
 
 
 def table_cells(result: Result) -> list[str]:
     """One row of `HEADER`: speeds in tokens per second, then milliseconds to the first token
     (median) and between tokens (median and 99th percentile); "-" for what was not measured."""
-    first, between = result.get("first_token_s") or {}, result.get("inter_token_s") or {}
+    first = result.get("first_token_s") or {}
+    between = result.get("inter_token_s") or {}
     prompt_speed = result.get("prefill_tokens_per_s") or result["prompt_tokens_per_s"]
     return [
         str(result["workload"]),

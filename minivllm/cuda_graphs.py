@@ -212,52 +212,98 @@ def no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
+# A step's shape, as a key: the number of rows for decodes (8); other policies choose their own.
+Bucket = int | tuple[str, int]
+
+
+class BucketPolicy(Protocol):
+    """Which steps can be replayed. Filled by `DecodeBuckets`, on a GPU also by
+    `gpu.prompt_buckets.PromptBuckets`."""
+
+    plans: dict[Bucket, StepPlan]  # for each bucket the step that its graphs read, small to large
+
+    def bucket_of(self, plan: StepPlan) -> Bucket | None: ...
+    def fill(self, static: StepPlan, plan: StepPlan) -> None: ...
+
+
+class DecodeBuckets:
+    """Steps of decodes alone, padded to a few numbers of rows."""
+
+    def __init__(self, max_num_seqs: int, max_seq_len: int, device: torch.device) -> None:
+        self.sizes = bucket_sizes(max_num_seqs)
+        # The last of the runner's rows is reserved for padding.
+        self.padding_row = max_num_seqs
+        self.plans: dict[Bucket, StepPlan] = {
+            size: padding_plan([1] * size, self.padding_row, max_seq_len, device)
+            for size in self.sizes
+        }
+
+    def bucket_of(self, plan: StepPlan) -> Bucket | None:
+        """The number of rows that holds the step, or None for a step that needs another form."""
+        return bucket_for(plan.num_decodes, self.sizes) if plan.is_decode else None
+
+    def fill(self, static: StepPlan, plan: StepPlan) -> None:
+        """See the function `fill`."""
+        fill(static, plan, self.padding_row)
+
+
 class StepGraphs:
-    """The graphs of an engine's decode steps, one for each function and bucket.
+    """The graphs of an engine's steps, one for each function and bucket.
 
     Invariant: a graph reads its step from `plans[bucket]` and nothing else that changes its
     address; each plan's columns lie where they lay when its graphs were captured. `loaded` is
     the step that was copied there last.
     """
 
-    def __init__(self, max_num_seqs: int, max_seq_len: int, device: torch.device) -> None:
-        self.buckets = bucket_sizes(max_num_seqs)
-        # The rows' last one is nobody's.
-        self.padding_row = max_num_seqs
+    def __init__(
+        self, max_num_seqs: int, max_seq_len: int, device: torch.device, *more: BucketPolicy
+    ) -> None:
+        """Make room for decodes of up to `max_num_seqs` rows, and for the buckets of `more`."""
+        decodes = DecodeBuckets(max_num_seqs, max_seq_len, device)
+        self.buckets = decodes.sizes
+        self.policies: list[BucketPolicy] = [decodes, *more]
         self.plans = {
-            size: padding_plan([1] * size, self.padding_row, max_seq_len, device)
-            for size in self.buckets
+            bucket: plan for policy in self.policies for bucket, plan in policy.plans.items()
         }
+        self.max_rows = max(len(plan.params) for plan in self.plans.values())
         self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         self.loaded: StepPlan | None = None
-        self.functions: list[GraphedFunction] = []
+        self.functions: dict[str, GraphedFunction] = {}
 
     def wrap(self, function: Callable[[StepPlan], Tensor]) -> GraphedFunction:
         """`function(plan)` with graphs for the steps that can be replayed."""
-        self.functions.append(GraphedFunction(self, function))
-        return self.functions[-1]
+        graphed = GraphedFunction(self, function)
+        self.functions[function.__name__] = graphed
+        return graphed
 
-    def load(self, plan: StepPlan) -> int | None:
-        """Copy the step to the plan of its bucket; returns the bucket, or None for a step that
+    def run(self, function: Callable[[StepPlan], Tensor], plan: StepPlan) -> Tensor:
+        """`function(plan)`, from a graph if the function was wrapped."""
+        return self.functions.get(function.__name__, function)(plan)
+
+    def load(self, plan: StepPlan) -> Bucket | None:
+        """Copy the step to the plan of its bucket; return the bucket, or None for a step that
         must run without a graph."""
-        bucket = bucket_for(plan.num_decodes, self.buckets) if plan.is_decode else None
-        if bucket is not None and plan is not self.loaded:
-            fill(self.plans[bucket], plan, self.padding_row)
-            self.loaded = plan
-        return bucket
+        for policy in self.policies:
+            bucket = policy.bucket_of(plan)
+            if bucket is None:
+                continue
+            if plan is not self.loaded:
+                policy.fill(self.plans[bucket], plan)
+                self.loaded = plan
+            return bucket
+        return None
 
     @torch.inference_mode()  # as every step of the engine
     def capture_all(self) -> None:
         """Capture every function for every bucket, the largest first: its memory then serves the
         others. What was not captured runs without a graph."""
-        for function in self.functions:
-            for size in reversed(self.buckets):
-                function.capture(size)
+        for function in self.functions.values():
+            for bucket in reversed(self.plans):
+                function.capture(bucket)
 
     def clear(self) -> None:
-        """Give all graphs back, and the functions as well: those that somebody still holds run
-        without graphs."""
-        for function in self.functions:
+        """Release all graphs. Functions that are still held run without one."""
+        for function in self.functions.values():
             function.captured.clear()
         self.functions.clear()
 
@@ -270,43 +316,43 @@ class GraphedFunction:
     """
 
     def __init__(self, graphs: StepGraphs, function: Callable[[StepPlan], Tensor]) -> None:
-        self.graphs, self.function = graphs, function
-        self.captured: dict[int, Graph] = {}
-        self.result: Tensor | None = None  # [largest bucket, ...]
+        self.graphs = graphs
+        self.function = function
+        self.captured: dict[Bucket, Graph] = {}
+        self.result: Tensor | None = None  # [graphs.max_rows, ...]
 
     def __repr__(self) -> str:
-        return f"GraphedFunction(captured for {sorted(self.captured)})"
+        return f"GraphedFunction(captured for {list(reversed(self.captured))})"
 
-    def capture(self, bucket: int) -> None:
+    def capture(self, bucket: Bucket) -> None:
         """Capture the function for the steps of one bucket: `captured[bucket]`.
 
-        The function is called twice with the bucket's plan, `graphs.plans[bucket]`: first as it
-        is, so that whatever is compiled or set up at a first call is done; then inside `capture`
-        with `graphs.pool`, where its result `[bucket, ...]` is copied to the first rows of
-        `self.result`. If there is no `self.result` yet it is made, before the capture: like the
-        function's result, but with a row for each of the largest bucket (`graphs.buckets`).
+        The function runs once as it is, so that whatever a first call compiles or sets up is
+        done, and once inside the graph. Both times it gets the bucket's plan,
+        `graphs.plans[bucket]`. Every replay leaves the function's result, R rows, in the first R
+        rows of `self.result`. The first capture makes `self.result`: `graphs.max_rows` rows, in
+        shape, dtype and device otherwise like the function's result.
         """
         plan = self.graphs.plans[bucket]
         result = self.function(plan)
         if self.result is None:
-            self.result = result.new_empty((self.graphs.buckets[-1], *result.shape[1:]))
-        target = self.result[:bucket]
+            self.result = result.new_empty((self.graphs.max_rows, *result.shape[1:]))
+        target = self.result[: len(result)]
         # The copy is part of the graph: without it, each graph would leave its result elsewhere.
         self.captured[bucket], _ = capture(
             lambda: target.copy_(self.function(plan)), self.graphs.pool
         )
 
     def __call__(self, plan: StepPlan) -> Tensor:
-        """What `function(plan)` gives, `[N, ...]` with a row for each of the plan's N rows.
+        """Return what `function(plan)` returns: one row for each of the plan's `row_ids`.
 
-        `graphs.load(plan)` puts the step where its graph reads it, and answers with its bucket
-        or None. If that bucket was captured its graph is replayed, and the real rows of
-        `self.result` are the answer, without the padding: valid until the next call. Otherwise
-        the function itself is called with the plan.
+        A step whose bucket was captured (`graphs.load`) is replayed, and its rows of
+        `self.result` are the answer, without the padding: valid until the next call. Any other
+        step runs the function itself.
         """
         bucket = self.graphs.load(plan)
         if bucket not in self.captured:
             return self.function(plan)
         self.captured[bucket].replay()
         assert self.result is not None, "it is there once something was captured"
-        return self.result[: plan.num_decodes]
+        return self.result[: len(plan.row_ids)]

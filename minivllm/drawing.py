@@ -1,7 +1,7 @@
 """Random numbers from a seed and a counter, and one token per row drawn with them.
 
-The noise is a hash: a function of its seed and counter, with no state in between. Does not
-decide which tokens may be drawn (see `filters`). Notebook 10.
+The noise is a hash: a function of its seed and counter, without state. Does not decide which
+tokens can be drawn (see `filters`). Notebook 10.
 
 Letters: N rows that sample, V vocabulary, C places.
 """
@@ -14,25 +14,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Logits a CPU works on at once, so that each pass finds them in the cache: 3 MiB of float32.
+# Logits that a CPU processes at once, so that they stay in its cache: 3 MiB of float32.
 CPU_LOGITS = 3 * 2**18
-# Neighbouring tokens that are first looked at as one. Divides the usual vocabulary sizes.
+# Neighbouring tokens that are first treated as one. Divides the usual vocabulary sizes.
 BLOCK = 128
 
 
 # -- noise: a seed and a counter to random bits ----------------------------------------------------
 
-# SplitMix64's numbers, as int64: what is over 2^63 wraps around to below zero.
+# SplitMix64's constants as int64: values from 2^63 on become negative.
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # 2^64 / golden ratio, the step of the counter
 MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
 MIX_2 = 0x94D049BB133111EB - 2**64
 
 
 def mix_bits(x: Tensor) -> Tensor:
-    """Scramble 64 bits, one to one: a change of any input bit flips about half the output.
+    """Scramble 64 bits, one to one: a change of any input bit flips about half the output bits.
 
     int64 -> int64, same shape; 0 -> 0, 1 -> 6238072747940578789.
-    Idea: the finaliser of SplitMix64, Steele, Lea and Flood 2014, "Fast Splittable
+    Source: the finaliser of SplitMix64, Steele, Lea and Flood 2014, "Fast Splittable
     Pseudorandom Number Generators", with the constants of its variant 13.
     """
     x = (x ^ _shift_right(x, 30)) * MIX_1  # int64 products wrap around
@@ -41,14 +41,14 @@ def mix_bits(x: Tensor) -> Tensor:
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:
-    # `>>` on int64 copies the sign bit in from the left; the mask clears those copies.
+    # `>>` on int64 fills with copies of the sign bit; the mask clears them.
     return (x >> bits) & (2 ** (64 - bits) - 1)
 
 
 def hash_counter(seeds: Tensor, counters: Tensor) -> Tensor:
-    """64 random bits that depend on (seed, counter) and on nothing else.
+    """Return 64 random bits that depend only on (seed, counter).
 
-    seeds, counters int64, of shapes that broadcast -> int64: number `counters` (from 0) of
+    seeds, counters int64, broadcast against each other -> int64: number `counters` (from 0) of
     the SplitMix64 sequence of the scrambled seed (the sequences of raw seeds overlap).
     (0, 0) -> -6411193824288604561, (0, 1) -> -5511663747979980962.
     """
@@ -56,7 +56,7 @@ def hash_counter(seeds: Tensor, counters: Tensor) -> Tensor:
 
 
 def to_uniform(bits: Tensor) -> Tensor:
-    """The upper 53 bits as a number in [0, 1).
+    """Return the upper 53 bits as a number in [0, 1).
 
     int64 -> float64. 0 -> 0.0, 2**62 -> 0.25, -1 (all ones) -> 1 - 2**-53.
     """
@@ -64,11 +64,11 @@ def to_uniform(bits: Tensor) -> Tensor:
 
 
 def gumbel_noise(bits: Tensor) -> Tensor:
-    """-log(-log(u)) of the upper 52 bits as a number u in (0, 1), both ends excluded.
+    """Return -log(-log(u)) of the upper 52 bits as a number u in (0, 1), both ends excluded.
 
     int64 -> float64, finite for all bits: 0 -> -3.604, -1 (all ones) -> 36.737.
     """
-    # 52 and a half: with 53 bits the largest u would round to 1, and its noise be inf.
+    # 52 bits and a half: with 53 bits the largest u would round to 1, with infinite noise.
     uniform = (_shift_right(bits, 12).double() + 0.5) * 2**-52
     return -torch.log(-torch.log(uniform))
 
@@ -77,27 +77,28 @@ def gumbel_noise(bits: Tensor) -> Tensor:
 
 
 def weigh(logits: Tensor, temperature: Tensor, out: Tensor | None = None) -> Tensor:
-    """exp((logits - the row's largest) / temperature): probabilities, up to a factor per row.
+    """Return the probabilities of the tokens up to one factor per row: the largest weight is 1.
 
-    logits [N, V] float32, temperature [N] float32, where 0 counts as 1 -> [N, V] float32 in
-    [0, 1], finite at every temperature. The row's largest has weight 1. `logits` are left as they
-    are; `out` [N, V] float32, if given, is memory that the result may use.
+    logits [N, V] float32, temperature [N] float32, both unchanged -> [N, V] float32. Temperature 0
+    counts as 1. The weights are in [0, 1] at every temperature, never NaN, and a row's weights do
+    not depend on other rows. `out` [N, V] float32, if given, is memory that the result may use.
     [[0., ln 3]] at 1 -> [[1/3, 1]], at 0.5 -> [[1/9, 1]], at 1e-38 -> [[0., 1.]].
     """
     temperature = torch.where(temperature > 0, temperature, 1.0)
-    # The maximum goes first: 20 / 1e-38 would be inf, and inf - inf NaN. This way the largest
-    # is 0 / 1e-38 = 0, and the others may well become -inf.
+    # Subtracting first makes the largest 0 / 1e-38 = 0. Dividing first would give 20 / 1e-38 = inf,
+    # and inf - inf = NaN.
     shifted = torch.sub(logits, logits.amax(-1, keepdim=True), out=out)
     exponents = shifted.div_((temperature * math.log(2))[:, None])
-    # exp(x) = 2^(x / ln 2), and powers of 2 take a CPU half the time. It rounds the last few
-    # numbers of a tensor differently, so each row is one: alone and in a batch it is the same.
+    # exp(x) = 2^(x / ln 2), and powers of 2 are twice as fast on a CPU. Vectorised code rounds the
+    # last few numbers of a tensor differently, so each row is a tensor of its own: then a row is
+    # the same alone and in a batch.
     for rows in exponents if exponents.is_cpu else (exponents,):
         rows.exp2_()
     return exponents
 
 
 def split_blocks(x: Tensor, padding: float) -> Tensor:
-    """[N, V] -> [N, V / BLOCK, BLOCK], rounded up."""
+    """Split each row into blocks, the last one padded: [N, V] -> [N, ceil(V / BLOCK), BLOCK]."""
     missing = -x.shape[1] % BLOCK
     if missing:
         x = F.pad(x, (0, missing), value=padding)
@@ -105,10 +106,10 @@ def split_blocks(x: Tensor, padding: float) -> Tensor:
 
 
 def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """Draw one token per row with probabilities in proportion to its weights; never a 0.
+    """Draw one token per row, with probabilities proportional to the weights.
 
-    weights [N, V] float32; uniforms [N] float64 in [0, 1) -> [N] int64.
-    [[5, 0, 5]] with 0.49 -> 0, with 0.5 -> 2. A row of NaN gives some id.
+    weights [N, V] float32; uniforms [N] float64 in [0, 1) -> [N] int64. A token of weight 0 is
+    never drawn. [[5, 0, 5]] with 0.49 -> 0, with 0.5 -> 2. A row of NaN gives any valid id.
     """
     # First a block, then a token of it, with what the first draw left of the uniform: the
     # running sums of a few blocks are several times cheaper than those of a vocabulary.
@@ -120,18 +121,17 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def invert_cdf(masses: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """The first place whose running sum exceeds `uniforms` of the whole sum, and how far into
-    that place's mass this share falls. A place of mass 0 is never chosen.
+    """Return, for each row, the place whose mass contains the share `uniforms` of the whole mass,
+    and how far into that place's mass the share falls, from 0 to 1.
 
     masses [N, C] float32, uniforms [N] float64 in [0, 1) -> [N] int64, [N] float64 in [0, 1).
-    [[.5, 0, .5]] (running sums .5, .5, 1) with 0.25 -> [0], [0.5]; with 0.5 -> [2], [0.0].
-    The second is again uniform, and independent of the first. Sums are taken in float64. A row
-    of NaN gives some place.
+    [[.5, 0, .5]] with 0.25 -> [0], [0.5]; with 0.5 -> [2], [0.0]. A place of mass 0 is never
+    chosen. The error is that of float64. A row of NaN gives any valid place.
     """
-    # float64, in which u * total < total for every u < 1: so the end is never passed.
+    # In float64, u * total < total for every u < 1, so the target is never past the end.
     cdf = masses.cumsum(-1, dtype=torch.float64)
     targets = uniforms[:, None] * cdf[:, -1:]
-    # right=True: the first sum *above* the target, so it rose there: not a place of mass 0.
+    # right=True: the first sum *above* the target, so the mass of that place is not 0.
     places = torch.searchsorted(cdf, targets, right=True).clamp(max=masses.shape[1] - 1)  # NaN
     mass = masses.gather(1, places).double()
     rest = (targets - (cdf.gather(1, places) - mass)) / mass

@@ -1,15 +1,18 @@
 """The engine: every module of the package put together, and the loop that drives them.
 
-`build_engine` shows all hand-overs on one page; `Engine.step` is one round of the loop. Leaves
-out text and the user's side (`llm`). Notebook 11.
+`build_engine` shows all hand-overs on one page; `Engine.step` is one round of the loop. Does not
+handle text or the user's side (see `llm`). Notebook 11.
 """
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 from minivllm.assembly.parts import build_runner, eos_token_ids_of, load_parts
@@ -59,7 +62,8 @@ class Flight:
         """Note when its requests began, got a token, and ended."""
         now = time.perf_counter()
         for chunk in self.output.chunks:
-            request, metrics = chunk.request, chunk.request.metrics
+            request = chunk.request
+            metrics = request.metrics
             if metrics.first_scheduled_time is None:
                 metrics.first_scheduled_time = self.started
             # The token of a request that had ended already was dropped.
@@ -80,6 +84,50 @@ class Flight:
             block_tables=self.block_tables,
             cached_blocks=memory.cached_blocks(),
         )
+
+
+class Interrupts:
+    """Holds Ctrl-C back to where the engine's state is whole: between two steps.
+
+    Invariant: `noted` counts the interrupts that came since the last one was delivered; outside
+    of `held` it is 0.
+    """
+
+    def __init__(self) -> None:
+        self.noted = 0
+        self._depth = 0
+        self._handler: Any = None  # what a Ctrl-C would have called
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Only note a Ctrl-C, and deliver it at the end of the outermost `held`."""
+        if threading.current_thread() is not threading.main_thread():
+            yield  # only the main thread is ever interrupted
+            return
+        if self._depth == 0:
+            self._handler = signal.signal(signal.SIGINT, self._note)
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if self._depth == 0:
+                signal.signal(signal.SIGINT, self._handler)
+                self.deliver()
+
+    def deliver(self) -> None:
+        """Handle a Ctrl-C that was noted, as if it came now: usually raise KeyboardInterrupt."""
+        if self.noted and threading.current_thread() is threading.main_thread():
+            self.noted = 0
+            if callable(self._handler):
+                self._handler(signal.SIGINT, None)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.noted += 1
+
+
+def ignore(ended: list[Request]) -> None:
+    """The observer of an engine that only counts tokens."""
 
 
 @dataclass
@@ -107,6 +155,10 @@ class Engine:
     num_computed_tokens: int = 0
     # Requests that ended without a step of their own, to be reported by the next read.
     failed: list[Request] = field(default_factory=list)
+    # Called with the requests that ended in a step once its tokens are known, and with those
+    # that failed. `LLM` hands in what turns tokens into text.
+    observe: Callable[[list[Request]], None] = ignore
+    interrupts: Interrupts = field(default_factory=Interrupts)
 
     @property
     def vocab_size(self) -> int:
@@ -121,17 +173,16 @@ class Engine:
     # -- one step in two halves ------------------------------------------------------------
 
     def launch(self) -> bool:
-        """Ask the scheduler for a step and start it on the device; whether there was one.
+        """Ask the scheduler for a step and start it on the device; return whether there was one.
 
-        Whoever was preempted or failed gives its row back (`_vacate(output, started)`). A step
-        with chunks becomes a flight (`_new_flight(output, started)`) at the end of `flights`; its
-        `pending` is what `runner.launch(chunks)` returns, and its tokens (`output.num_tokens`)
-        count into `num_computed_tokens`. A step without chunks is none: False. `started` is the
-        time before the scheduler was asked (`time.perf_counter`).
+        Never waits for the device. The step becomes the last of `flights`, with what
+        `runner.launch(chunks)` returned as its `pending`, and its tokens count into
+        `num_computed_tokens`. A step without chunks starts nothing. Requests that were preempted
+        or failed give their rows back (`_vacate(output, started)`). If `runner.launch` raises,
+        the step is in `flights` all the same, so that it can be rolled back. Times are
+        `time.perf_counter`'s; `started` is the time before the scheduler was asked.
 
-        Never waits for the device. If `runner.launch` raises, the flight is in `flights` already,
-        so that the step can be rolled back. Raises RuntimeError if nothing can ever be done
-        (`_demand_progress`).
+        Raises RuntimeError if nothing can ever be done (`_demand_progress(output)`).
 
         Example: two requests decode; the scheduler preempts the second to make room for the
         first. The second gives its row back, a flight with one chunk is launched: True.
@@ -151,14 +202,14 @@ class Engine:
         return True
 
     def read(self) -> list[Request]:
-        """Wait for the oldest flight, if there is one, and take its tokens in; returns the
+        """Wait for the oldest flight, if there is one, and take its tokens in; return the
         requests that ended with it, then those of `failed`, which is empty afterwards.
 
-        A flight leaves `flights` when its tokens are there (`flight.wait()`), not before: a wait
-        that breaks off leaves it, to be rolled back. `scheduler.update(flight.output, token_ids)`
-        says who ended, and frees blocks as soon as no step in flight writes to them; rows are
-        given back here (`runner.release`). `_note(flight, ended)` keeps times, logprobs and trace
-        of what the scheduler has taken in. `_check()` comes last.
+        A wait that breaks off leaves its flight in `flights`, to be rolled back.
+        `scheduler.update(flight.output, token_ids)` returns the requests that ended, and frees
+        blocks once no step in flight writes to them; rows are given back here
+        (`runner.release`). `_note(flight, ended)` keeps times, logprobs and trace once the
+        scheduler has taken the tokens in; `_check()` comes last.
 
         Example: steps 6 and 7 are in flight. It waits for step 6 alone; a request that ended with
         it is returned, its row is free, and its blocks stay its own until step 7 is read.
@@ -172,19 +223,19 @@ class Engine:
             self._note(flight, ended)
             for request in ended:
                 self.runner.release(request)
-        ended, self.failed = ended + self.failed, []
+        ended = ended + self.failed
+        self.failed = []
         self._check()
         return ended
 
     # -- the two loops ---------------------------------------------------------------------
 
     def step(self) -> list[Request]:
-        """Launch one step and read it; returns the requests that ended with it.
+        """Launch one step and read it; return the requests that ended with it.
 
-        Also reads if there was nothing to launch: requests may have failed. Raises RuntimeError
-        if requests wait and nothing can be done for any of them. After an error, or Ctrl-C, the
-        requests stand where they stood before: all of it happens in `with
-        self._rolled_back_on_error():`.
+        Also reads if there was nothing to launch: requests may have failed. After an error, or
+        Ctrl-C, the requests stand where they stood before (`_rolled_back_on_error`, a context
+        manager). Raises RuntimeError if requests wait and nothing can be done for any of them.
 
         Example: a prompt of 5 tokens with `max_tokens=2` needs two calls: [], then [request].
         """
@@ -193,8 +244,8 @@ class Engine:
             return self.read()
 
     def run(self) -> Iterator[Request]:
-        """Call `step` while there is anything to compute or to read
-        (`has_unfinished_requests`); yields requests as they end, not all at the end.
+        """Step until there is nothing left to compute or to read (`has_unfinished_requests`);
+        yield requests as they end, not all at the end.
 
         Example: answers of 1 and 30 tokens: the first is yielded after one step.
         """
@@ -207,8 +258,7 @@ class Engine:
         While the host reads and schedules, the device computes. The first call has no step
         before it and reads nothing; afterwards one flight is left after each call, until there is
         nothing to launch: then the last one is read. The same tokens come out, one call later; a
-        request that turns out to have ended is computed once too often, and that token is
-        dropped.
+        request that has ended meanwhile is computed once too often, and that token is dropped.
 
         Example, 3 tokens: launch 0 | launch 1, read 0 | launch 2, read 1 | read 2.
         """
@@ -218,9 +268,9 @@ class Engine:
             return [] if is_first else self.read()
 
     def run_overlapped(self) -> Iterator[Request]:
-        """`run` with its lines in another order: launch step n + 1, then read step n.
+        """Like `run`, one step ahead: step n + 1 is launched before step n is read.
 
-        Goes on until every step is read, also if nobody waits or runs any more.
+        Goes on until every step is read, also if no request waits or runs any more.
         """
         while self.has_unfinished_requests:
             yield from self.step_overlapped()
@@ -228,17 +278,24 @@ class Engine:
     # -- what they need --------------------------------------------------------------------
 
     def abort(self, request_id: str, reason: FinishReason = "abort") -> Request | None:
-        """End a request early; returns it, or None if no unfinished one has this id."""
+        """End a request early; return it, or None if no unfinished one has this id."""
         request = self.scheduler.abort(request_id, reason)
         if request is not None:
             request.metrics.finished_time = time.perf_counter()
             self.runner.release(request)
         return request
 
+    def stop(self, request_id: str) -> None:
+        """End a request whose text has come to a stop string; the next read reports it."""
+        request = self.abort(request_id, "stop")
+        if request is not None:
+            self.failed.append(request)
+
     def close(self) -> None:
-        """Give the device's memory back; send the workers home, if there are any. No step may
+        """Release the device's memory, and end the workers if there are any. No step may
         follow."""
         self.runner.close()
+        self.observe = ignore
 
     def _new_flight(self, output: SchedulerOutput, started: float) -> Flight:
         """A step that is about to be launched, with what the trace wants to know of it."""
@@ -256,23 +313,28 @@ class Engine:
             )
 
     def _vacate(self, output: SchedulerOutput, now: float) -> None:
-        """Take the rows of those who no longer run, and keep the failed ones for the next read."""
-        for request in output.failed:
-            request.metrics.finished_time = now
-            self.failed.append(request)
+        """Free the rows of requests that no longer run; the next read reports the failed ones."""
         for request in (*output.preempted, *output.failed):
             self.runner.release(request)
+        for request in output.failed:
+            request.metrics.finished_time = now
+        self.failed += output.failed
+        if output.failed:
+            self.observe(output.failed)
 
     @contextmanager
     def _rolled_back_on_error(self) -> Iterator[None]:
-        """If a step breaks off (an error, Ctrl-C), put the requests back to before all steps
-        that were not read; what those sampled is computed again."""
-        try:
-            yield
-        except BaseException:
-            while self.flights:
-                self.scheduler.rollback(self.flights.pop().output)
-            raise
+        """If a step breaks off with an error, put the requests back to before all steps that
+        were not read; what those sampled is computed again. Ctrl-C takes effect before the step
+        or after it."""
+        self.interrupts.deliver()
+        with self.interrupts.held():
+            try:
+                yield
+            except BaseException:
+                while self.flights:
+                    self.scheduler.rollback(self.flights.pop().output)
+                raise
 
     def _note(self, flight: Flight, ended: list[Request]) -> None:
         """Keep what is known of a step once the scheduler has taken its tokens in."""
@@ -280,6 +342,7 @@ class Engine:
         flight.note_times()
         if self.trace is not None:
             flight.record(self.trace, ended, len(self.scheduler.waiting), self.memory)
+        self.observe(ended)
 
     def _check(self) -> None:
         """Assert every module's invariant, if `check_invariants` asks for it."""
@@ -292,32 +355,29 @@ class Engine:
 
 
 def build_engine(config: EngineConfig, *, trace: bool = False, progress: bool = True) -> Engine:
-    """An engine of the model that `config` names, every part handed what it needs.
+    """Build an engine for the model that `config` names; with `trace`, it records its steps.
 
-    `parts = load_parts(config, progress)` has the loaded `model`, the `path` of the checkpoint's
-    directory and the `config` in which every None has been replaced. From that config, not from
-    the one that came in, are made:
+    `load_parts(config, progress)` returns the loaded `model`, the `path` of the checkpoint's
+    directory and a `config` in which every None has been replaced (`set_value(x)` tells type
+    checkers so). `build_memory`, `Scheduler` and `build_runner(parts)` make the parts at work;
+    `load_tokenizer`, `eos_token_ids_of` and `generation_defaults` read the directory. A `Trace`
+    is made for the memory's number of blocks (`memory.pool.num_blocks`) and block size
+    (`memory.block_size`).
 
-    - one memory (`build_memory`), which engine and scheduler share;
-    - the `Scheduler` of that memory, `max_num_seqs` and `max_num_batched_tokens`;
-    - the runner, `build_runner(parts)`;
-    - from the directory: `load_tokenizer`, `eos_token_ids_of` (with the model's `vocab_size`),
-      `generation_defaults`;
-    - with `trace`, a `Trace` of the memory's blocks (`pool.num_blocks`, `block_size`).
-
-    `set_value(x)` is x without its None, for type checkers. Raises ValueError where the model,
-    the settings and the memory do not go together.
+    Raises ValueError where the model, the settings and the memory do not go together.
     """
     parts = load_parts(config, progress)
-    config, vocab_size = parts.config, parts.model.config.vocab_size
+    config = parts.config
+    # One memory: the scheduler allocates in it, and the engine shows it to its trace.
     memory = build_memory(config)
-    max_seqs, max_tokens = config.max_num_seqs, config.max_num_batched_tokens
+    max_num_seqs = set_value(config.max_num_seqs)
+    max_num_batched_tokens = set_value(config.max_num_batched_tokens)
     return Engine(
         config=config,
         tokenizer=load_tokenizer(parts.path),
-        eos_token_ids=eos_token_ids_of(parts.path, vocab_size),
+        eos_token_ids=eos_token_ids_of(parts.path, parts.model.config.vocab_size),
         memory=memory,
-        scheduler=Scheduler(memory, set_value(max_seqs), set_value(max_tokens)),
+        scheduler=Scheduler(memory, max_num_seqs, max_num_batched_tokens),
         runner=build_runner(parts),
         generation_defaults=generation_defaults(parts.path),
         trace=Trace(memory.pool.num_blocks, memory.block_size) if trace else None,

@@ -1,6 +1,6 @@
-"""top_k, top_p and min_p: which tokens may be drawn at all.
+"""top_k, top_p and min_p: which tokens can be drawn.
 
-Leaves out drawing (`drawing`) and what changes logits before (`logits_processors`). Notebook 10.
+Does not draw (see `drawing`) or change logits (see `logits_processors`). Notebook 10.
 Letters: N rows that sample, V vocabulary, M rows that filter, C candidates of a row.
 """
 
@@ -14,9 +14,9 @@ from torch import Tensor
 from minivllm.drawing import CPU_LOGITS, invert_cdf, split_blocks
 from minivllm.rows import SamplingRows
 
-# Candidates a filter looks at, first and second; a row they do not settle sorts all of V.
+# Candidates in a filter's first and second attempt; a row that needs more sorts all of V.
 CANDIDATES = (256, 4096)
-# Tokens of a group of which at first only the largest is looked at. See `find_largest`.
+# Tokens of a group; at first only the largest of each group matters. See `find_largest`.
 GROUP = 16
 
 
@@ -28,19 +28,23 @@ def draw_filtered(
     uniforms: Tensor,
     candidates: Sequence[int] = CANDIDATES,
 ) -> Tensor:
-    """`token_ids`, those of the rows that filter drawn anew among what their filters leave.
+    """Return `token_ids` with those of the rows that filter drawn again, from the tokens that pass
+    their filters.
 
     token_ids [N] int64, logits, weights [N, V] float32, uniforms [N] float64 -> [N] int64.
-    `candidates`: how many tokens to look at before all of V. They change the time alone.
+    `candidates`: how many tokens to try before all of V; affects only the time.
     """
-    token_ids, vocab_size = token_ids.clone(), logits.shape[1]
+    token_ids = token_ids.clone()
+    vocab_size = logits.shape[1]
     rows = _rows_that_filter(settings, vocab_size)
     for size in [size for size in (*candidates, vocab_size) if size <= vocab_size]:
-        unsettled = [rows[:0]]  # a few rows at once, for sorting takes many times their memory
+        unsettled = [rows[:0]]  # a few rows at once: sorting takes many times their memory
         for some in rows.split(max(1, CPU_LOGITS // size)) if len(rows) else ():
             ids, kept, is_settled = filter_among(logits, weights, settings, some, size)
             places, _ = invert_cdf(kept, uniforms[some])
-            token_ids[some] = ids.gather(1, places[:, None])[:, 0]  # of the unsettled, for now
+            token_ids[some] = ids.gather(1, places[:, None])[
+                :, 0
+            ]  # replaced later for unsettled rows
             unsettled.append(some[~is_settled])
         rows = torch.cat(unsettled)
     return token_ids
@@ -55,15 +59,15 @@ def _rows_that_filter(settings: SamplingRows, vocab_size: int) -> Tensor:
 def filter_among(
     logits: Tensor, weights: Tensor, settings: SamplingRows, rows: Tensor, size: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Filter the `size` most probable tokens of some rows: what stays is a beginning of these.
+    """Filter the `size` most probable tokens of some rows: each row keeps the first few of them.
 
     logits, weights [N, V] float32, rows [M] int64, ascending -> token ids [M, size] in the
-    order of `sort_candidates`, their weights [M, size] with zeros for what a filter removed
-    (never the first), and for which of the rows [M] this is what all of V would give.
+    order of `sort_candidates`, their weights [M, size] with zeros for removed tokens (never the
+    first), and for which of the rows [M] the result is that of all of V.
     """
     settings = settings[rows]
     masses = split_blocks(weights, 0.0).sum(-1).sum(-1, dtype=torch.float64)[rows]
-    is_all = len(rows) == len(logits)  # then do without a copy
+    is_all = len(rows) == len(logits)  # saves a copy
     values, ids = sort_candidates(logits if is_all else logits.index_select(0, rows), size)
     sorted_weights = weights[rows[:, None], ids]
     limits = torch.minimum(
@@ -77,43 +81,43 @@ def filter_among(
 def _is_settled(
     values: Tensor, limits: Tensor, counts: Tensor, settings: SamplingRows, vocab_size: int
 ) -> Tensor:
-    """Whether the whole vocabulary, sorted, would give the same `counts` and the same ids."""
+    """Whether sorting the whole vocabulary would give the same `counts` and the same ids."""
     size = values.shape[1]
     if size == vocab_size:
         return torch.ones_like(counts, dtype=torch.bool)
-    # 1. The cut is inside, not among equals of the last candidate, of which more are outside.
+    # 1. The last kept token is larger than the last candidate, which may have equals outside.
     cut_inside = values.gather(1, counts[:, None] - 1)[:, 0] > values[:, -1]
-    # 2. The mass that top_p is a share of is known: that of all tokens, or of `limits` tokens.
+    # 2. The mass that top_p refers to is known: that of all tokens, or of `limits` tokens.
     unlimited = (settings.top_k == 0) & (settings.min_p == 0)
     return cut_inside & (unlimited | (limits < size))
 
 
 def sort_candidates(logits: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """The `size` largest logits of each row, largest first, equal ones by ascending id.
+    """Return the `size` largest logits of each row, largest first, equal ones by ascending id.
 
     logits [N, V] -> values [N, size], ids [N, size] int64.
-    [[1., 3., 2., 3.]], 3 -> [[3., 3., 2.]], [[1, 3, 2]]. Which of the equals of the last
-    value are inside is not defined.
+    [[1., 3., 2., 3.]], 3 -> [[3., 3., 2.]], [[1, 3, 2]]. If several logits equal the last value,
+    it is undefined which of them are included.
     """
     if size == logits.shape[1]:
         values, ids = logits.sort(dim=-1, descending=True, stable=True)
         return values, ids
-    # topk leaves the order of equals open: so sort by id, then by value, stably.
+    # topk returns equal values in any order, so sort by id, then stably by value.
     ids = find_largest(logits, size).sort(dim=-1).values
     values, order = logits.gather(1, ids).sort(dim=-1, descending=True, stable=True)
     return values, ids.gather(1, order)
 
 
 def find_largest(logits: Tensor, size: int) -> Tensor:
-    """The ids of the `size` largest logits of each row, in any order: [N, V] -> [N, size].
+    """Return the ids of the `size` largest logits of each row, in any order: [N, V] -> [N, size].
 
-    As topk, and several times faster: they are in the `size` groups with the largest maxima.
+    Several times faster than topk: they are all in the `size` groups with the largest maxima.
     """
     num_groups = logits.shape[1] // GROUP
     if logits.shape[1] % GROUP or num_groups < 2 * size:
         return logits.topk(size, sorted=False).indices
-    # Group g is the ids g, g + num_groups, ...: a CPU finds maxima across rows of memory fast,
-    # and the frequent tokens, neighbours in most vocabularies, are in different groups.
+    # Group g contains the ids g, g + num_groups, ...: a CPU computes maxima across rows of memory
+    # fast, and frequent tokens, neighbours in most vocabularies, are in different groups.
     maxima = logits.unflatten(1, (GROUP, num_groups)).amax(1)
     groups = maxima.topk(size, sorted=False).indices
     members = torch.arange(0, logits.shape[1], num_groups, device=logits.device)
@@ -122,44 +126,43 @@ def find_largest(logits: Tensor, size: int) -> Tensor:
 
 
 def count_min_p(sorted_weights: Tensor, min_p: Tensor) -> Tensor:
-    """How many tokens are at least `min_p` times as probable as the most probable one.
+    """Return how many tokens are at least `min_p` times as probable as the most probable one.
 
     sorted_weights [M, C] float32, most probable first; min_p [M] -> [M] int64, at least 1.
     [[.5, .3, .2]] with 0.5 -> [2]: .2 is below 0.5 * .5. With 0 -> [3].
-    Idea: Nguyen et al. 2024, "Turning Up the Heat: Min-p Sampling".
+    Source: Nguyen et al. 2024, "Turning Up the Heat: Min-p Sampling".
     """
     threshold = min_p[:, None] * sorted_weights[:, :1]
     return (sorted_weights >= threshold).sum(-1).clamp(min=1)
 
 
 def count_top_k(top_k: Tensor, size: int) -> Tensor:
-    """How many of `size` tokens top_k leaves.
+    """Return how many of `size` tokens top_k keeps.
 
-    top_k [M] int64, 0 for off -> [M] int64. [0, 2, 9] of 5 tokens -> [5, 2, 5].
+    top_k [M] int64, 0: off -> [M] int64. [0, 2, 9] of 5 tokens -> [5, 2, 5].
     """
     return torch.where(top_k > 0, top_k, size).clamp(max=size)
 
 
 def count_top_p(sorted_weights: Tensor, limits: Tensor, masses: Tensor, top_p: Tensor) -> Tensor:
-    """How many tokens it takes to reach the share `top_p` of the mass of the first `limits`.
+    """Return the size of the smallest set of most probable tokens with the share `top_p` of a mass.
 
-    sorted_weights [M, C] float32, most probable first; limits [M] int64, where C means that
-    nothing else limits the row: then its mass is `masses` [M] float64, that of all tokens;
-    top_p [M] -> [M] int64, from 1 to C.
-    The token that reaches the share counts. [[5, 3, 2]] of mass 10: 0.7 -> [2], 0.1 -> [1], and
-    with limits [2], so of a mass of 8: 0.6 -> [1]. At 1 top_p is off -> [C].
-    Idea: Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration", section 3.1.
+    sorted_weights [M, C] float32, most probable first; top_p [M] in (0, 1], 1: off -> [M] int64,
+    1 to C. The mass is that of the tokens other filters left, the first `limits` [M] int64; if
+    these are all C candidates, it is `masses` [M] float64, which includes tokens beyond them.
+    [[5, 3, 2]], masses [10], limits [3]: 0.7 -> [2], 0.1 -> [1], 1 -> [3]; limits [2], 0.6 -> [1].
+    Source: Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration", section 3.1.
     """
     size = sorted_weights.shape[1]
     cdf = sorted_weights.cumsum(-1, dtype=torch.float64)
     masses = torch.where(limits < size, cdf.gather(1, limits[:, None] - 1)[:, 0], masses)
     counts = torch.searchsorted(cdf, (top_p * masses)[:, None])[:, 0] + 1
-    # Off is a rule of its own: a rounded sum may reach the mass early, or never.
+    # Off is a separate case: a rounded sum may reach the mass too early, or never.
     return torch.where(top_p < 1, counts, size).clamp(max=size)
 
 
 def keep_first(weights: Tensor, counts: Tensor) -> Tensor:
-    """Zero all of a row but its first `counts` weights.
+    """Set all but the first `counts` weights of each row to zero.
 
     weights [M, C] float32, counts [M] int64 -> [M, C]. [[5, 3, 2]], [2] -> [[5, 3, 0]].
     """

@@ -1,16 +1,16 @@
-"""The operations of a step as Triton kernels, put together from small helpers. Notebook 07.
+"""The operations of a step as Triton kernels, built from small helpers. Notebook 07.
 
-Each public function has the name and signature of the torch operation in `ops`, which is its
-oracle; `gpu.ops` collects them for the engine. Leaves out matrix products (the vendor's
-library is hard to beat), prefill attention (`gpu.prefill_attention`) and sampling
-(`gpu.sampling_kernels`). With TRITON_INTERPRET=1 set before Triton is imported, all of it runs on
-a CPU, slowly.
+Each public function has the name and signature of the torch operation in `ops` that its tests
+compare it with; `gpu.ops` collects them for the engine. Does not handle matrix products (the
+vendor's library is hard to beat), prefill attention (see `gpu.prefill_attention`) or sampling (see
+`gpu.sampling_kernels`). With TRITON_INTERPRET=1 set before Triton is imported, the kernels run on a
+CPU, slowly.
 
 Tensor letters: T tokens, N requests, H query heads, K key/value heads, G = H // K query heads
 per key/value head, D head dimension, I MLP width, B block size.
-Rules for every kernel: a tile has a power of two of places, and a mask says which of them are
-real; offsets into a cache are 64-bit, since it may hold more than 2^31 numbers; numbers that
-change from step to step are not specialised on, since Triton would compile anew for 1 and for
+Rules for every kernel: the size of a tile is a power of two, and a mask says which places are
+used; offsets into a cache are 64-bit, since it may hold more than 2^31 numbers; arguments that
+change from step to step are not specialised, since Triton would compile again for 1 and for
 multiples of 16.
 """
 
@@ -29,10 +29,10 @@ TILE = 1024
 
 @triton.jit
 def tile_places(tile, size, TILE: tl.constexpr):
-    """The places of tile number `tile` (from 0), and a mask of those that are below `size`.
+    """Return the places of tile number `tile` (from 0), and a mask of those below `size`.
 
-    Both are blocks of TILE numbers, TILE a power of two. Of 6 places in tiles of 4, tile 1 has
-    the places 4 5 6 7 with the mask 1 1 0 0. Changes nothing, and reads no memory.
+    Both are blocks of TILE numbers, TILE a power of two. With size 6 and TILE 4, tile 1 has the
+    places 4 5 6 7 and the mask 1 1 0 0. Accesses no memory.
     """
     places = tile * TILE + tl.arange(0, TILE)
     return places, places < size
@@ -40,14 +40,13 @@ def tile_places(tile, size, TILE: tl.constexpr):
 
 @triton.jit
 def slots_of(table, positions, mask, BLOCK_SIZE: tl.constexpr):
-    """The slots of a block of `positions`, int64: block id * BLOCK_SIZE + place in the block.
+    """Return the slots in the cache of a block of `positions`, as int64: there may be over 2^31.
 
-    `table` points at the first entry (int32) of a request's block table: one pointer for all
-    positions, or a block of pointers, one for each. Table [7, 3], blocks of 16: position 17 is
-    place 1 of block 3, slot 49. Where `mask` is 0 no entry is read, and any slot will do. A cache
-    may have more than 2^31 slots, although the ids are below 2^31.
+    `table` points at the first entry (int32) of a block table: one pointer for all positions, or a
+    block of pointers, one for each. Where `mask` is 0 no entry is read, and the slot is undefined.
+    Example: table [7, 3], blocks of 16: position 17 is in block 3, slot 49.
     """
-    # The ids are widened before the product, which would not fit into 32 bits.
+    # Converted before the product, which can overflow 32 bits.
     block_ids = tl.load(table + positions // BLOCK_SIZE, mask=mask, other=0).to(tl.int64)
     return block_ids * BLOCK_SIZE + positions % BLOCK_SIZE
 
@@ -62,9 +61,9 @@ def slot_mapping_kernel(
 ):  # fmt: skip
     """slots[t] = the slot of position `positions[t]` of the request in row `owners[t]`.
 
-    `owners`, `positions`, `slots` point at `num_tokens` int64 each; row r of the block tables
-    begins `table_stride` entries (int32) behind row r - 1. Program j does tile j of the tokens,
-    and writes to no slot behind the last one.
+    `owners`, `positions`, `slots` point at `num_tokens` int64 each; rows of the block tables
+    (int32) are `table_stride` entries apart. Program j handles tile j of the tokens, and accesses
+    nothing past the last token.
     """
     tokens, mask = tile_places(tl.program_id(0), num_tokens, TILE)
     owner = tl.load(owners + tokens, mask=mask, other=0).to(tl.int64)
@@ -76,7 +75,7 @@ def slot_mapping_kernel(
 def slot_mapping(
     block_tables: Tensor, owners: Tensor, positions: Tensor, block_size: int
 ) -> Tensor:
-    """Where in the cache each token's key and value live: int64 `[T]`; see `ops.slot_mapping`."""
+    """Return the slot in the cache of each token: int64 `[T]`; see `ops.slot_mapping`."""
     slots = torch.empty(len(positions), dtype=torch.int64, device=positions.device)
     slot_mapping_kernel[(triton.cdiv(len(positions), TILE),)](
         block_tables, owners, positions, slots, len(positions), block_tables.stride(0),
@@ -92,7 +91,7 @@ def slot_mapping(
 def store_kv_kernel(
     k, v, k_cache, v_cache, slots, k_stride, v_stride, WIDTH: tl.constexpr, TILE: tl.constexpr
 ):
-    """k_cache[slots[t]] = k[t], v_cache[slots[t]] = v[t]; program t does token t, all heads."""
+    """k_cache[slots[t]] = k[t], v_cache[slots[t]] = v[t]; program t handles token t, all heads."""
     token = tl.program_id(0).to(tl.int64)
     places, mask = tile_places(0, WIDTH, TILE)
     slot = tl.load(slots + token).to(tl.int64)
@@ -104,7 +103,7 @@ def store_kv_kernel(
 
 def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
     """Write `k, v [T, K, D]` into the slots `slot_mapping [T]` of the caches, in place; see
-    `ops.store_kv`. The heads of a token must lie one after the other, the tokens need not."""
+    `ops.store_kv`. The heads of a token must be contiguous, the tokens need not be."""
     width = k.shape[1] * k.shape[2]
     store_kv_kernel[(len(k),)](
         k, v, k_cache, v_cache, slot_mapping, k.stride(0), v.stride(0),
@@ -117,18 +116,17 @@ def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
 
 @triton.jit
 def scale_to_rms_1(x, eps, SIZE: tl.constexpr):
-    """The float32 tile `x`, zero outside its SIZE places, over its root mean square."""
+    """Divide the float32 tile `x`, zero outside its SIZE places, by its root mean square."""
     return x * tl.rsqrt(tl.sum(x * x, axis=0) / SIZE + eps)
 
 
 @triton.jit
 def rms_norm_kernel(x, weight, out, eps, SIZE: tl.constexpr, TILE: tl.constexpr):
-    """out = weight * x / sqrt(mean(x * x) + eps), row by row: program t does row t.
+    """out = weight * x / sqrt(mean(x * x) + eps) for each row; program t handles row t.
 
-    `x` and `out` point at rows of SIZE numbers that lie one after the other, `weight` at SIZE
-    numbers; TILE is a power of two, SIZE or more. Read in any type, computed in float32, rounded
-    to the type of `out` before the product with the weight, as Llama does. Row [3, 4], weight
-    [1, 10], eps 0: [0.85, 11.3].
+    `x` and `out` point at contiguous rows of SIZE numbers, `weight` at SIZE numbers, all of any
+    float type; TILE is a power of two >= SIZE. Computed in float32, then rounded to the type of
+    `out`, then multiplied by `weight`. Example: row [3, 4], weight [1, 10], eps 0 -> [0.85, 11.3].
     """
     row = tl.program_id(0).to(tl.int64) * SIZE
     places, mask = tile_places(0, SIZE, TILE)
@@ -139,9 +137,10 @@ def rms_norm_kernel(x, weight, out, eps, SIZE: tl.constexpr, TILE: tl.constexpr)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root mean square 1 along the last axis, times `weight`; see `ops.rms_norm`."""
+    """Scale to root mean square 1 along the last axis, then by `weight`; see `ops.rms_norm`."""
     x = x.contiguous()
-    out, size = torch.empty_like(x), x.shape[-1]
+    out = torch.empty_like(x)
+    size = x.shape[-1]
     rms_norm_kernel[(x.numel() // size,)](
         x, weight, out, eps, SIZE=size, TILE=triton.next_power_of_2(size)
     )
@@ -150,12 +149,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 @triton.jit
 def _add_rms_norm_kernel(x, y, weight, total, out, eps, SIZE: tl.constexpr, TILE: tl.constexpr):
-    """total = x + y, then as `rms_norm_kernel`; program t does row t."""
+    """total = x + y, then as `rms_norm_kernel`; program t handles row t."""
     row = tl.program_id(0).to(tl.int64) * SIZE
     places, mask = tile_places(0, SIZE, TILE)
     a = tl.load(x + row + places, mask=mask, other=0.0).to(tl.float32)
     b = tl.load(y + row + places, mask=mask, other=0.0).to(tl.float32)
-    # Normalised is what the next layer will find: the sum as it is stored, rounded.
+    # The next layer reads the stored, rounded sum, so that is what is normalised.
     rounded = (a + b).to(total.dtype.element_ty)
     tl.store(total + row + places, rounded, mask=mask)
     scaled = scale_to_rms_1(rounded.to(tl.float32), eps, SIZE).to(out.dtype.element_ty)
@@ -163,8 +162,11 @@ def _add_rms_norm_kernel(x, y, weight, total, out, eps, SIZE: tl.constexpr, TILE
 
 
 def add_rms_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """`x + y` `[T, n]` and its `rms_norm`; see `ops.add_rms_norm`. Both must be contiguous."""
-    total, out, size = torch.empty_like(x), torch.empty_like(x), x.shape[-1]
+    """Return `x + y` `[T, n]` and its `rms_norm`; see `ops.add_rms_norm`. `x` and `y` must be
+    contiguous."""
+    total = torch.empty_like(x)
+    out = torch.empty_like(x)
+    size = x.shape[-1]
     _add_rms_norm_kernel[(len(x),)](
         x, y, weight, total, out, eps, SIZE=size, TILE=triton.next_power_of_2(size)
     )
@@ -173,7 +175,7 @@ def add_rms_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tens
 
 @triton.jit
 def _silu_mul_kernel(gate_up, out, WIDTH: tl.constexpr, TILE: tl.constexpr):
-    """silu(gate_up[:, :I]) * gate_up[:, I:]; program (t, j) does tile j of row t."""
+    """silu(gate_up[:, :I]) * gate_up[:, I:]; program (t, j) handles tile j of row t."""
     row = tl.program_id(0).to(tl.int64)
     places, mask = tile_places(tl.program_id(1), WIDTH, TILE)
     gate = tl.load(gate_up + row * 2 * WIDTH + places, mask=mask, other=0.0).to(tl.float32)
@@ -184,7 +186,8 @@ def _silu_mul_kernel(gate_up, out, WIDTH: tl.constexpr, TILE: tl.constexpr):
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     """`gate_up [T, 2I]` -> silu(gate) * up `[T, I]`; see `ops.silu_mul`."""
-    num_tokens, width = len(gate_up), gate_up.shape[1] // 2
+    num_tokens = len(gate_up)
+    width = gate_up.shape[1] // 2
     out = gate_up.new_empty(num_tokens, width)
     _silu_mul_kernel[(num_tokens, triton.cdiv(width, TILE))](gate_up, out, WIDTH=width, TILE=TILE)
     return out
@@ -195,9 +198,10 @@ def turn_heads(
     x, weight, cos, sin, out, eps, NUM: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr,
     TILE: tl.constexpr, HAS_NORM: tl.constexpr,
 ):  # fmt: skip
-    """Normalise (where there is a weight) and rotate NUM heads of 2 * HALF numbers each, as a
-    tile `[HEADS, TILE]` of their first halves and one of their second."""
-    heads, places = tl.arange(0, HEADS)[:, None], tl.arange(0, TILE)[None, :]
+    """Normalise (with HAS_NORM) and rotate NUM heads of 2 * HALF numbers each: one tile
+    `[HEADS, TILE]` for their first halves, one for their second halves."""
+    heads = tl.arange(0, HEADS)[:, None]
+    places = tl.arange(0, TILE)[None, :]
     mask = (heads < NUM) & (places < HALF)
     offsets = heads * 2 * HALF + places
     first = tl.load(x + offsets, mask=mask, other=0.0).to(tl.float32)
@@ -210,7 +214,8 @@ def turn_heads(
         second = (second * scale).to(out.dtype.element_ty)
         first *= tl.load(weight + places, mask=places < HALF)
         second *= tl.load(weight + HALF + places, mask=places < HALF)
-        first, second = first.to(tl.float32), second.to(tl.float32)
+        first = first.to(tl.float32)
+        second = second.to(tl.float32)
     c = tl.load(cos + places, mask=places < HALF, other=0.0)
     s = tl.load(sin + places, mask=places < HALF, other=0.0)
     tl.store(out + offsets, first * c - second * s, mask=mask)
@@ -223,12 +228,15 @@ def _norm_rope_kernel(
     H: tl.constexpr, K: tl.constexpr, Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr,
     HALF: tl.constexpr, TILE: tl.constexpr, HAS_NORM: tl.constexpr,
 ):  # fmt: skip
-    """Program t turns the query heads and the key heads of token t."""
+    """Program t handles the query heads and the key heads of token t."""
     token = tl.program_id(0).to(tl.int64)
-    cos, sin = cos + token * HALF, sin + token * HALF
-    q, q_out = q + token * q_stride, q_out + token * (H * 2 * HALF)
+    cos += token * HALF
+    sin += token * HALF
+    q += token * q_stride
+    q_out += token * (H * 2 * HALF)
     turn_heads(q, q_weight, cos, sin, q_out, eps, H, Q_HEADS, HALF, TILE, HAS_NORM)
-    k, k_out = k + token * k_stride, k_out + token * (K * 2 * HALF)
+    k += token * k_stride
+    k_out += token * (K * 2 * HALF)
     turn_heads(k, k_weight, cos, sin, k_out, eps, K, K_HEADS, HALF, TILE, HAS_NORM)
 
 
@@ -241,10 +249,12 @@ def norm_rope(
     sin: Tensor,
     eps: float,
 ) -> tuple[Tensor, Tensor]:
-    """Norm of each head where there are weights, then rotation; one launch for all heads. See
-    `ops.norm_rope`. The heads of a token must lie one after the other, the tokens need not."""
-    (num_tokens, num_heads, head_dim), num_kv_heads = q.shape, k.shape[1]
-    q_out, k_out = q.new_empty(q.shape), k.new_empty(k.shape)
+    """Normalise each head where there are weights, then rotate it, all heads in one launch; see
+    `ops.norm_rope`. The heads of a token must be contiguous, the tokens need not be."""
+    num_tokens, num_heads, head_dim = q.shape
+    num_kv_heads = k.shape[1]
+    q_out = q.new_empty(q.shape)
+    k_out = k.new_empty(k.shape)
     _norm_rope_kernel[(num_tokens,)](
         q, k, q_weight, k_weight, cos, sin, q_out, k_out, eps, q.stride(0), k.stride(0),
         H=num_heads, K=num_kv_heads, Q_HEADS=triton.next_power_of_2(num_heads),

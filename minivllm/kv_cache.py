@@ -1,7 +1,7 @@
 """The KV cache: how many blocks fit, how long a request can become, and the tensor itself.
 
-Leaves out who owns which block (`block_manager`) and measuring the machine (`devices`).
-Notebook 06.
+Does not track who owns which block (see `block_manager`) or measure the machine's memory (see
+`assembly.devices`). Notebook 06.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from torch import Tensor
 from minivllm.config import EngineConfig, set_value
 from minivllm.model_config import ModelConfig
 
-CPU_MEMORY_SHARE = 0.25  # of the memory that is available, so that a laptop does not swap
+CPU_MEMORY_SHARE = 0.25  # of the available memory, so that a laptop does not swap
 CPU_MEMORY_CAP = 2**30  # bytes
 GPU_MEMORY_SHARE = 0.9  # of all memory
 
 
 def kv_block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block over all layers, keys and values.
+    """Return the bytes of one block: keys and values of all layers.
 
     SmolLM2-135M (30 layers, 3 KV heads of 64) in bfloat16 with blocks of 16 tokens:
     `30 * 2 * 16 * 3 * 64 * 2 = 368640`.
@@ -30,8 +30,8 @@ def kv_block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> 
 def activation_bytes(
     config: ModelConfig, num_tokens: int, num_seqs: int, dtype: torch.dtype
 ) -> int:
-    """Bytes that a step of `num_tokens` tokens and `num_seqs` samples needs beside weights and
-    KV cache, at its widest point: the hidden state, one layer's widest product, the logits.
+    """Return the peak bytes of a step of `num_tokens` tokens and `num_seqs` samples: the hidden
+    state, the widest product of a layer, the logits. Weights and KV cache do not count.
     """
     heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     widest = max(heads, 3 * config.intermediate_size)
@@ -40,36 +40,32 @@ def activation_bytes(
 
 
 def sampler_bytes(vocab_size: int, num_seqs: int) -> int:
-    """Bytes that choosing `num_seqs` tokens needs, at most: float32 logits, a copy of them that
-    penalties change, and three more tensors of their size."""
+    """Return the peak bytes for choosing `num_seqs` tokens: float32 logits, a copy that penalties
+    change, and three more tensors of their size."""
     return 5 * num_seqs * vocab_size * 4
 
 
 def num_blocks_that_fit(budget_bytes: int, block_bytes: int, max_blocks: int) -> int:
-    """Blocks for a KV cache of at most `budget_bytes`, and `max_blocks` at most; one more block,
-    for padding, is part of the budget."""
+    """Return the number of blocks for a KV cache of at most `budget_bytes`, at most `max_blocks`.
+
+    The padding block comes out of the budget too, but is not counted."""
     return max(0, min(budget_bytes // block_bytes - 1, max_blocks))
 
 
 def longest_request(
     num_blocks: int, block_size: int, wanted: int | None, model_max: int, memory: str = ""
 ) -> int:
-    """The `max_model_len` (tokens) to use: `wanted` by the user or what the model was trained
-    for, and no more than `num_blocks` blocks hold.
+    """Return the `max_model_len` (tokens) to use: `wanted`, or else `model_max`, the length that
+    the model was trained for, but at most what `num_blocks` blocks hold.
 
-    Raises ValueError where the user wanted more, with the length that would fit and `memory`,
-    a sentence on where the memory goes.
+    Raises ValueError if `wanted` is too long. The message names the length that would fit and ends
+    with `memory`, a sentence on how the memory is used.
     """
     fits = num_blocks * block_size
-    if wanted is not None and wanted > model_max:
-        raise ValueError(
-            f"max_model_len={wanted} is more than the model was trained for ({model_max} tokens);"
-            f" lower it to {model_max}"
-        )
     if num_blocks == 0:
         raise ValueError(
-            "there is memory for no block of the KV cache; raise memory_utilization or set"
-            f" num_kv_blocks, or take a smaller model or dtype. {memory}"
+            "no block of the KV cache fits into memory; raise memory_utilization or set"
+            f" num_kv_blocks, or use a smaller model or dtype. {memory}"
         )
     if wanted is not None and wanted > fits:
         raise ValueError(
@@ -81,7 +77,7 @@ def longest_request(
 
 
 def memory_sentence(weights: int, activations: int, budget: int, block_bytes: int) -> str:
-    """Where the memory goes, all in bytes: for the message of what does not fit."""
+    """Return a sentence on how the memory is used, for error messages. Arguments in bytes."""
     mib = 2**20
     return (
         f"Weights take {weights / mib:.0f} MiB, activations up to {activations / mib:.0f} MiB;"
@@ -91,12 +87,11 @@ def memory_sentence(weights: int, activations: int, budget: int, block_bytes: in
 
 
 def allocate_kv_cache(model_config: ModelConfig, config: EngineConfig) -> Tensor:
-    """Keys and values of all layers, `[layers, 2, num_kv_blocks + 1, B, K, D]`, all zero.
+    """Allocate keys and values of all layers, `[layers, 2, num_kv_blocks + 1, B, K, D]`, all zero.
 
-    The last block is nobody's: the keys and values of padding go there.
+    The last block is reserved for padding.
     """
-    # Zeros and not just any memory: attention multiplies masked entries by 0, and 0 times a
-    # leftover NaN is NaN.
+    # Not uninitialised memory: attention multiplies masked entries by 0, and 0 times NaN is NaN.
     shape = (
         model_config.num_layers,
         2,

@@ -2,8 +2,8 @@
 
 The leader has the requests, the scheduler and the sampler. Before each step it tells the workers
 what they cannot know: which chunks, the tokens of requests that are new to them, the blocks that
-the others have gained. Whether a request is in its prompt or decodes is part of the message; no
-worker works it out. Leaves out how a message travels (`distributed.process_group`). Notebook 09.
+the others have gained. Whether a request prefills or decodes is part of the message; workers never
+infer it. Does not handle how a message travels (see `distributed.process_group`). Notebook 09.
 
 Source: vLLM's `SchedulerOutput`, which carries whole requests once and changes afterwards.
 """
@@ -11,12 +11,8 @@ Source: vLLM's `SchedulerOutput`, which carries whole requests once and changes 
 from __future__ import annotations
 
 import json
-import signal
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import torch
@@ -66,7 +62,7 @@ class Directory:
         self.next_number = 0
 
     def release(self, request: Request) -> None:
-        """The request holds no row any more; the workers hear of it with the next message."""
+        """Forget a request that holds no row any more; the next message tells the workers."""
         number = self.number_of.pop(request.request_id, None)
         if number is not None:
             del self.num_blocks[number]
@@ -74,16 +70,19 @@ class Directory:
 
     def introduce(self, request: Request) -> int:
         """Give a request that is new to the workers a number, under which they know no blocks."""
-        number, self.next_number = self.next_number, self.next_number + 1
-        self.number_of[request.request_id], self.num_blocks[number] = number, 0
+        number = self.next_number
+        self.next_number += 1
+        self.number_of[request.request_id] = number
+        self.num_blocks[number] = 0
         return number
 
     def describe(self, chunks: Sequence[Chunk], is_plain: bool) -> StepMessage:
-        """The message on a step of these chunks. From here on it counts as heard: what it says is
-        not said again.
+        """Return the message about a step of these chunks, with only what the workers do not
+        know yet; what it says counts as known from here on.
 
-        Requests that have no number yet are introduced. The message's lists follow the order of
-        the chunks; a request whose table has not grown is not in `new_blocks`.
+        A request without a number gets one (`introduce`). `released` is emptied into the message.
+        The message's lists follow the order of the chunks; a request whose block table has not
+        grown is not in `new_blocks`.
 
         Example: request "a" (tokens [5, 6], block table [3]) is new and computes its prompt, "b",
         number 4, decodes at position 16 and has gained block 7: new_tokens [(5, [5, 6])],
@@ -110,10 +109,12 @@ class Directory:
 
 
 class Leader:
-    """The runner of rank 0: whatever it launches, the workers launch too."""
+    """The runner of rank 0: the workers launch every step that it launches."""
 
     def __init__(self, runner: ModelRunner, group: ProcessGroup) -> None:
-        self.runner, self.group, self.directory = runner, group, Directory()
+        self.runner = runner
+        self.group = group
+        self.directory = Directory()
 
     @property
     def model(self) -> Any:
@@ -123,14 +124,12 @@ class Leader:
     @torch.inference_mode()
     def launch(self, chunks: Sequence[Chunk]) -> Pending:
         """Start one step on all ranks; like `ModelRunner.launch`."""
-        # Broken off in between, the leader would leave the others waiting in a sum.
-        with uninterrupted():
-            plan = self.runner.plan(chunks)
-            with self.group.unbroken():
-                self.group.send(self.directory.describe(chunks, plan.is_plain).encode())
-                pending = self.runner.step(plan)
+        plan = self.runner.plan(chunks)
+        with self.group.unbroken():
+            self.group.send(self.directory.describe(chunks, plan.is_plain).encode())
+            pending = self.runner.step(plan)
         if pending.copied is not None:
-            pending.copied = Watched(pending.copied, self.group.check)  # type: ignore[assignment]
+            pending.copied = WatchedEvent(pending.copied, self.group.check)
         return pending
 
     def release(self, request: Request) -> None:
@@ -139,44 +138,29 @@ class Leader:
         self.directory.release(request)
 
     def close(self) -> None:
-        """Send the workers home. No step may follow."""
+        """Release the graphs, then end the workers. No step may follow."""
+        self.runner.close()
         self.group.close()
 
 
 @dataclass
-class Watched:
-    """An event of the GPU that does not come if a worker is gone."""
+class WatchedEvent:
+    """An event of the GPU that may never complete if a worker dies."""
 
-    event: torch.cuda.Event
+    event: Any  # as `torch.cuda.Event`
     check: Callable[[], None]  # raises if a worker is gone
 
     def synchronize(self) -> None:
-        """Wait for it, and look after the workers meanwhile."""
+        """Wait for the event, and check the workers meanwhile."""
         while not self.event.query():
             self.check()
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Ctrl-C waits until the end."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread is ever interrupted
-        return
-    came: list[tuple[int, FrameType | None]] = []
-    before = signal.signal(signal.SIGINT, lambda *arguments: came.append(arguments))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if came and callable(before):
-            before(*came[-1])
 
 
 # -- a worker ---------------------------------------------------------------------------------
 
 
 class Follower:
-    """A worker: does what the messages say, with a runner of its own.
+    """A worker: computes the steps that the messages describe, with a runner of its own.
 
     Invariant: `requests` has those that hold a row, as far as the leader has told of them.
     """
@@ -194,10 +178,10 @@ class Follower:
     def compute(self, message: StepMessage) -> None:
         """Start one step of the message's chunks; does not wait for the device.
 
-        `hear` brings `self.requests` up to date; `self.runner.plan(chunks)` makes a plan and
-        `self.runner.step(plan)` computes it. Whether a chunk decodes, and whether the step is
-        plain (`plan.is_plain`), is as the leader says: a worker, which knows no sampling
-        settings, would find out something else.
+        `self.requests`, by number, is up to date once `hear(message)` has been called. The runner
+        makes a plan of `Chunk`s (`self.runner.plan(chunks)`) and computes it
+        (`self.runner.step(plan)`). Whether a chunk decodes, and whether the step is plain
+        (`plan.is_plain`), is what the leader says: a worker does not know the sampling settings.
         """
         # First of all: new requests may need the rows of those that are released.
         self.hear(message)
@@ -220,7 +204,7 @@ class Follower:
 
 
 def _known_by_number(number: int, token_ids: list[int]) -> Request:
-    """A request as a worker knows it: how to sample is the leader's business."""
+    """A request as a worker knows it: only the leader knows how to sample."""
     return Request(
         request_id=str(number),
         token_ids=token_ids,

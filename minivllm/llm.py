@@ -1,16 +1,19 @@
-"""The user's side of the engine: text in, text out. Given (no notebook builds it).
+"""The user's side of the engine: text in, text out. Not built in the course.
 
-Names and results follow vLLM's, so that a script can swap the import. Leaves out how a step
-is done (`engine`), what a prompt may be (`prompts`) and how answers become text
-(`output.processor`).
+Names and results follow vLLM's, so that a script can swap the import. Does not handle how a step
+is done (see `engine`), what a prompt may be (see `output.prompts`) or how answers become text
+(see `output.processor`).
 """
 
 from __future__ import annotations
 
 import itertools
+import os
+import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -28,10 +31,8 @@ from minivllm.output.prompts import (
     is_conversation,
     is_one_prompt,
 )
-from minivllm.request import RequestOutput, SamplingParams
+from minivllm.request import Request, RequestOutput, SamplingParams
 from minivllm.trace import Trace
-
-SHOWN_EVERY = 1.0  # seconds between two states of the bar, at most
 
 
 class LLM:
@@ -41,6 +42,9 @@ class LLM:
     with LLM("smollm2-135m") as llm:
         print(llm.generate("The capital of France is")[0].outputs[0].text)
     ```
+    Several threads may use one LLM: their calls wait for each other. Ctrl-C takes effect between
+    two steps, so it never leaves a request half done. After a fork, only the process that made
+    the LLM can use it.
     """
 
     def __init__(
@@ -59,11 +63,14 @@ class LLM:
         """
         config = EngineConfig(model=model, **settings)
         engine = build_engine(config, trace=trace, progress=progress)
-        # None after `close`.
+        requests = OutputProcessor(engine)
+        engine.observe = requests.process
+        # Both are None after `close`.
         self._engine: Engine | None = engine
-        self._requests: OutputProcessor | None = OutputProcessor(engine)
-        self._unclaimed: list[RequestOutput] = []
+        self._requests: OutputProcessor | None = requests
         self._numbers = itertools.count()
+        self._lock = threading.RLock()
+        self._process_id = os.getpid()
 
     # -- what it is made of ---------------------------------------------------------------
 
@@ -72,6 +79,12 @@ class LLM:
         """The parts at work. Raises RuntimeError after `close`."""
         if self._engine is None:
             raise RuntimeError("this LLM is closed; make a new one")
+        if os.getpid() != self._process_id:
+            # Threads and devices do not survive a fork: a step would hang or crash.
+            raise RuntimeError(
+                "this LLM was made before the process forked; make one in the new process, and"
+                ' start processes with multiprocessing.get_context("spawn")'
+            )
         return self._engine
 
     @property
@@ -157,49 +170,47 @@ class LLM:
             sampling_params = self.get_default_sampling_params()
         params = _one_for_each(sampling_params, len(prompts))
         ids: list[str] = []
+        added: set[str] = set()
         refused: dict[str, RequestOutput] = {}
-        try:
-            for prompt, param in zip(prompts, params, strict=True):
-                ids.append(request_id := self._new_id())
-                try:
-                    self.requests.add(encode(prompt), param, request_id)
-                except ValueError as error:
-                    if raises:
-                        raise
-                    warnings.warn(f"{request_id} is refused: {error}", stacklevel=3)
-                    refused[request_id] = refusal(request_id, prompt, error)
-            answers = self._run_until_done(set(ids) - set(refused), len(ids), use_tqdm)
-        except BaseException:
-            # Ctrl-C, or a bug: what was begun here must not run on in the next call.
-            for request_id in ids:
-                self.abort(request_id)
-            raise
-        answers |= refused
+        with self._exclusive():
+            try:
+                for prompt, param in zip(prompts, params, strict=True):
+                    request_id = self._new_id()
+                    ids.append(request_id)
+                    try:
+                        self.requests.add(encode(prompt), param, request_id)
+                        added.add(request_id)
+                    except ValueError as error:
+                        if raises:
+                            raise
+                        warnings.warn(f"{request_id} is refused: {error}", stacklevel=3)
+                        refused[request_id] = refusal(request_id, prompt, error)
+                answers = refused | self._run_until_done(added, len(ids), use_tqdm)
+            except BaseException:
+                # Ctrl-C, or a bug: what was begun here must not run on in the next call.
+                for request_id in added:
+                    self.abort(request_id)
+                raise
         return [answers[request_id] for request_id in ids]
 
     def _run_until_done(
         self, ids: set[str], total: int, use_tqdm: bool
     ) -> dict[str, RequestOutput]:
+        """Drive the engine until these requests have ended; their outputs by id."""
         answers: dict[str, RequestOutput] = {}
-        num_tokens, started = 0, time.perf_counter()
-        shown = started
-        with tqdm(
-            total=total, desc="answers", disable=not use_tqdm, initial=total - len(ids)
-        ) as bar:
-            while len(answers) < len(ids):
-                for output in self._step():
-                    if output.request_id not in ids:
-                        # Somebody else's, added with `add_request`: kept for the next `step`.
-                        self._unclaimed.append(output)
-                        continue
+        num_tokens = 0
+        started = time.perf_counter()
+        num_refused = total - len(ids)
+        with tqdm(total=total, desc="answers", disable=not use_tqdm, initial=num_refused) as bar:
+            for _ in self._loop() if ids else ():
+                for output in self.requests.take_outputs(ids):
                     answers[output.request_id] = output
                     num_tokens += sum(len(answer.token_ids) for answer in output.outputs)
                     speed = num_tokens / (time.perf_counter() - started)
                     bar.set_postfix_str(f"{speed:.0f} tok/s", refresh=False)
                     bar.update()
-                if (now := time.perf_counter()) > shown + SHOWN_EVERY:
-                    shown = now
-                    bar.refresh()  # no answer need have ended for its seconds to go on
+                if len(answers) == len(ids):
+                    break
         return answers
 
     # -- one request at a time ------------------------------------------------------------
@@ -215,7 +226,8 @@ class LLM:
         Raises ValueError, and queues nothing, for an empty or too long prompt, a token id that
         the model does not know, or an id that is in use.
         """
-        return self._add_request(prompt, sampling_params, request_id).request_id
+        with self._exclusive():
+            return self._add_request(prompt, sampling_params, request_id).request_id
 
     def stream(
         self, prompt: Prompt | Conversation, sampling_params: SamplingParams | None = None
@@ -233,25 +245,28 @@ class LLM:
         if sampling_params is not None and sampling_params.n > 1:
             n = sampling_params.n
             raise ValueError(f"n={n}: only one answer can be streamed; use generate for several")
-        parent = self._add_request(prompt, sampling_params, None)
-        parent.is_streamed = True
-        self.requests.watch(parent)
-        return Stream(parent, self._advance, self.abort)
+        with self._exclusive():
+            parent = self._add_request(prompt, sampling_params, None)
+            parent.is_streamed = True
+            self.requests.watch(parent)
+        return Stream(parent, self._step, self.abort)
 
     def step(self) -> list[RequestOutput]:
-        """Compute one step; returns the answers that ended with it.
+        """Compute one step; return the answers that ended with it.
 
         Also those of `add_request` that ended while `generate` ran. Without requests it does
         nothing.
         """
-        outputs, self._unclaimed = self._unclaimed, []
-        if self.has_unfinished_requests():
-            outputs += self._step()
-        return outputs
+        with self._exclusive():
+            self._step()
+            return self.requests.take_outputs()
 
     def abort(self, request_id: str) -> bool:
         """End a request early and forget it; whether there was an unfinished one of this id."""
-        return self._requests is not None and self._requests.abort(request_id)
+        if self._requests is None:
+            return False
+        with self._exclusive():
+            return self.requests.abort(request_id)
 
     def has_unfinished_requests(self) -> bool:
         """Whether a `step` has anything to do."""
@@ -261,11 +276,13 @@ class LLM:
 
     def close(self) -> None:
         """Give back model and KV cache, and end the workers. Closing twice is fine."""
-        if self._engine is None:
+        if self._engine is None or os.getpid() != self._process_id:
             return
-        self._engine.close()
-        # Nothing holds the model any more: the next LLM can have its memory at once.
-        self._engine = self._requests = None
+        with self._exclusive():
+            self.engine.close()
+            # Nothing holds the model any more: the next LLM can have its memory at once.
+            self._engine = None
+            self._requests = None
 
     def __enter__(self) -> LLM:
         return self
@@ -292,17 +309,31 @@ class LLM:
         return self.requests.add(encoded, params or self.get_default_sampling_params(), request_id)
 
     def _new_id(self) -> str:
-        return f"request-{next(self._numbers)}"
+        """An id that no unfinished request has."""
+        while self.requests.has(request_id := f"request-{next(self._numbers)}"):
+            pass
+        return request_id
 
-    def _step(self) -> list[RequestOutput]:
-        """One step of the engine; the outputs that are complete with it."""
+    def _loop(self) -> Iterator[Request]:
+        """The engine's loop: one step after the other, until no request is left."""
         engine = self.engine
-        ended = engine.step_overlapped() if self.config.overlap else engine.step()
-        return self.requests.process(ended)
+        return engine.run_overlapped() if self.config.overlap else engine.run()
 
-    def _advance(self) -> None:
-        """One step on behalf of a stream: what it completes is kept for the next `step`."""
-        self._unclaimed += self._step()
+    def _step(self) -> None:
+        """One round of that loop, if any request is left."""
+        with self._exclusive():
+            if not self.has_unfinished_requests():
+                return
+            if self.config.overlap:
+                self.engine.step_overlapped()
+            else:
+                self.engine.step()
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """One thread at a time, and no Ctrl-C in the middle."""
+        with self._lock, self.engine.interrupts.held():
+            yield
 
 
 def _one_for_each(params: Any, count: int) -> list[SamplingParams]:

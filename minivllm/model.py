@@ -177,12 +177,10 @@ class DecoderLayer(nn.Module):
         self.mlp = MLP(config, ops)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        """Add what attention makes of a normalised copy of the stream, then the same with the MLP.
+        """Return the stream `x [T, hidden]` plus the outputs of attention and MLP.
 
-        `x [T, hidden]` -> `[T, hidden]`, x itself unchanged. `self.input_layernorm` is for
-        attention, `self.post_attention_layernorm` for the MLP. `self.self_attn` takes `cos`,
-        `sin` and `attend` too. Example: with an attention that always answers 1 and an MLP that
-        always answers 10, a stream of 5 becomes 16, whatever the norms do.
+        Each of them reads the current stream, normalised; `x` itself is unchanged. Example: if
+        attention always returns 1 and the MLP 10, a stream of 5 becomes 16, whatever the norms do.
         """
         attended = self.self_attn(self.input_layernorm(x), cos, sin, attend)
         # The sum and its norm in one go: on a GPU one pass over the memory less.
@@ -249,13 +247,12 @@ class CausalLM(nn.Module):
         return self.model(input_ids, self.cos[positions], self.sin[positions], attend)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores of the next token: `hidden [N, hidden]` -> `[N, V]`, in the model's dtype.
+        """Return the scores of the next token: `hidden [N, hidden]` -> `[N, V]`, in the same dtype.
 
-        `hidden` comes from `forward`, so after the final norm. A score is the dot product of
-        `hidden` with the row of a token in `self.lm_head`. A checkpoint with tied embeddings has
-        none (`self.lm_head` is None): there the rows of `self.model.embed_tokens.weight [V,
-        hidden]` serve again (Press and Wolf 2017, arXiv 1608.05859). Example, tied: rows [1, 0]
-        and [2, 1], hidden [3, 4] -> [3, 10].
+        `hidden` is the output of `forward`. A token's score is the dot product of `hidden` with its
+        row in the output matrix; a model with tied embeddings has no matrix of its own for that
+        (Press and Wolf 2017, arXiv 1608.05859). Example: rows [1, 0] and [2, 1], hidden [3, 4] ->
+        [3, 10].
         """
         if self.lm_head is None:
             return self.ops.linear(hidden, self.model.embed_tokens.weight)

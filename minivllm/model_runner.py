@@ -1,9 +1,13 @@
 """One step on the device: from the scheduler's chunks to sampled token ids.
 
-`gather`, model, sampler and `scatter` are functions of device tensors (`ModelRunner.step`), so
-that a graph can hold them; only `plan` touches the host, and nothing waits for the device
-before `Pending.wait`. Leaves out who computes what (the scheduler) and how operations are done
-(`ops`). Notebook 06.
+    launch(chunks)                  what the engine calls; does not wait for the device
+    ├─ plan(chunks)                 the rows brought up to date: the only part on the host
+    └─ step(plan)                   everything else, as functions of device tensors
+       ├─ forward(plan)             gather the input, run the model: logits
+       └─ sample_tokens(plan, …)    choose the tokens, scatter them into the rows
+
+Does not decide who computes what (see `scheduler`) or how an operation is done (see `ops`).
+Notebook 06.
 """
 
 from __future__ import annotations
@@ -33,28 +37,50 @@ class RunnerOps(Protocol):
     attention: Callable[..., Tensor]
 
 
-# Fills the runner's last gap: logits [N, V], the N rows' settings, and the positions
-# [N] int64 of the tokens to choose -> token ids [N] int64. The engine hands in
-# `sampler.sample` (Notebook 10).
+# Chooses tokens: logits [N, V], the N rows' settings, and the positions [N] int64 of the tokens
+# to choose -> token ids [N] int64. The engine hands in `sampler.sample` (Notebook 10).
 Sample = Callable[[Tensor, SamplingRows, Tensor], Tensor]
-# Fills a place for graphs: a function of a plan -> one that does the same. By default the
-# function itself; on a GPU `cuda_graphs.StepGraphs.wrap` (Notebook 08).
-StepFunction = Callable[[StepPlan], Tensor]
-Wrap = Callable[[StepFunction], StepFunction]
-# And for the M rows that want to know how probable their token was: logits [M, V] float32 as
-# the model gave them, chosen tokens [M] int64, number of alternatives K. The engine hands in
+# For the M rows that want to know how probable their token was: logits [M, V] float32 as the
+# model gave them, chosen tokens [M] int64, number of alternatives K. The engine hands in
 # `logits_processors.rank_tokens` (Notebook 10).
 RankTokens = Callable[[Tensor, Tensor, int], TokenLogprobs]
+# A part of a step: reads the rows that a plan names, returns one row for each chunk that samples.
+StepFunction = Callable[[StepPlan], Tensor]
 
 
-def as_it_is(function: StepFunction) -> StepFunction:
-    """The function itself: no graphs."""
-    return function
+class Graphs(Protocol):
+    """Runs parts of a step, from a recording where it has one. Filled by `NoGraphs`, on a GPU by
+    `cuda_graphs.StepGraphs` (Notebook 08)."""
+
+    def wrap(self, function: StepFunction) -> StepFunction: ...
+    def capture_all(self) -> None: ...
+    def run(self, function: StepFunction, plan: StepPlan) -> Tensor: ...
+    def clear(self) -> None: ...
 
 
-def refuse(plan: StepPlan) -> Tensor:
-    """The step of a runner that is closed."""
-    raise RuntimeError("this runner is closed; make a new LLM")
+class NoGraphs:
+    """Every part of a step is launched operation by operation."""
+
+    def wrap(self, function: StepFunction) -> StepFunction:
+        """The function itself."""
+        return function
+
+    def capture_all(self) -> None:
+        """Nothing is recorded."""
+
+    def run(self, function: StepFunction, plan: StepPlan) -> Tensor:
+        """`function(plan)`."""
+        return function(plan)
+
+    def clear(self) -> None:
+        """There is nothing to release."""
+
+
+class Event(Protocol):
+    """Something on the device that can be waited for. Filled by `torch.cuda.Event`, with several
+    ranks by `leader.WatchedEvent` (Notebook 09)."""
+
+    def synchronize(self) -> None: ...
 
 
 def greedy(logits: Tensor, settings: SamplingRows, positions: Tensor) -> Tensor:
@@ -69,7 +95,12 @@ class Pending:
     token_ids: Tensor  # [S] int64, on the host once `copied`
     ranked: TokenLogprobs | None = None  # of the rows that ask; None: no row does
     num_logprobs: Sequence[int | None] = ()  # [S] alternatives; None: off
-    copied: torch.cuda.Event | None = None  # when the tokens are on the host; None: at once
+    copied: Event | None = None  # when the tokens are on the host; None: at once
+
+    @classmethod
+    def nothing(cls) -> Pending:
+        """The result of a step in which no chunk samples."""
+        return cls(torch.empty(0, dtype=torch.int64))
 
     @classmethod
     def fetch(
@@ -129,62 +160,73 @@ class ModelRunner:
         model_config: ModelConfig,
         config: EngineConfig,
         rank_tokens: RankTokens | None = None,
-        wrap: Wrap = as_it_is,
+        graphs: Graphs | None = None,
     ) -> None:
-        """Allocates the rows and the KV cache.
+        """Allocate the rows and the KV cache.
 
         `model` is a `model.CausalLM` or acts like one; of `config`, every setting is filled in.
-        Without `rank_tokens`, no request may ask for logprobs.
+        Without `rank_tokens`, no request may ask for logprobs; without `graphs`, nothing is
+        recorded.
         """
-        self.model, self.ops, self.sample, self.rank_tokens = model, ops, sample, rank_tokens
+        self.model = model
+        self.ops = ops
+        self.sample = sample
+        self.rank_tokens = rank_tokens
+        self.graphs = graphs or NoGraphs()
         self.block_size = config.block_size
         self.device = torch.device(config.device)
         self.scale = model_config.head_dim**-0.5
-        max_len, padding_block = set_value(config.max_model_len), set_value(config.num_kv_blocks)
-        max_blocks = blocks_for(max_len, self.block_size)
+        max_len = set_value(config.max_model_len)
         self.rows = Rows(
-            set_value(config.max_num_seqs), max_len, max_blocks, self.device, padding_block
+            set_value(config.max_num_seqs),
+            max_len,
+            blocks_for(max_len, self.block_size),
+            self.device,
+            padding_block=set_value(config.num_kv_blocks),
         )
         self.kv_cache = allocate_kv_cache(model_config, config)
-        # As graphs may hold them: a whole step, and one whose tokens must be chosen with more care.
-        self.plain_step, self.compute_logits = wrap(self.forward_and_choose), wrap(self.forward)
-        self.on_close: list[Callable[[], None]] = []  # to give such graphs back
+
+    # -- before and after all steps ---------------------------------------------------------
+
+    def warm_up(self) -> None:
+        """Compile the kernels, then record the steps, so that no request waits for either."""
+        if self.device.type == "cuda":
+            self._step_of_padding()
+        self.graphs.wrap(self.forward)
+        self.graphs.wrap(self.forward_and_sample)
+        self.graphs.capture_all()
 
     @torch.inference_mode()
-    def warm_up(self) -> None:
-        """Run a step with a prompt and a decode in it that are nobody's, so that no request waits
-        for the compilation of a kernel."""
-        row, max_seq_len = self.rows.padding_row, self.rows.token_ids.shape[1] - 1
+    def _step_of_padding(self) -> None:
+        """A step with a prompt and a decode in it, neither of which belongs to a request."""
+        row = self.rows.padding_row
+        max_seq_len = self.rows.token_ids.shape[1] - 1
         lengths = [1, 2] if row > 1 and max_seq_len > 1 else [1]
         self.step(padding_plan(lengths, row, max_seq_len, self.device))
+
+    def close(self) -> None:
+        """Release the graphs: they hold this runner as it holds them. Twice is fine."""
+        self.graphs.clear()
+
+    # -- one step ---------------------------------------------------------------------------
 
     @torch.inference_mode()
     def launch(self, chunks: Sequence[Chunk]) -> Pending:
         """Start one step; does not wait for the device. Chunks that decode come first."""
         if not chunks:
-            return Pending(torch.empty(0, dtype=torch.int64))
+            return Pending.nothing()
         return self.step(self.plan(chunks))
-
-    def release(self, request: Request) -> None:
-        """The request no longer runs (finished, preempted or aborted): its row is free."""
-        self.rows.release(request)
-
-    def close(self) -> None:
-        """Let go of the steps: they hold the runner as it holds them, and its memory would wait for
-        Python's next search for garbage. No step may follow; twice is fine."""
-        for give_back in self.on_close:
-            give_back()
-        self.plain_step = self.compute_logits = refuse
 
     def plan(self, chunks: Sequence[Chunk]) -> StepPlan:
         """Bring the rows up to date and describe the step. The only part that touches the host."""
         row_ids = self.rows.update([chunk.request for chunk in chunks])
+        starts = [chunk.start for chunk in chunks]
+        lengths = [chunk.length for chunk in chunks]
         sampling = [index for index, chunk in enumerate(chunks) if chunk.samples]
-        starts, lengths = [chunk.start for chunk in chunks], [chunk.length for chunk in chunks]
         # One small copy to the device instead of four.
         numbers = to_device(row_ids + starts + lengths + sampling, torch.int64, self.device)
-        columns = numbers.split([len(chunks)] * 3 + [len(sampling)])
-        row_column, start_column, length_column, sampling_column = columns
+        sizes = [len(chunks)] * 3 + [len(sampling)]
+        row_column, start_column, length_column, sampling_column = numbers.split(sizes)
         return StepPlan(
             row_ids=row_column,
             starts=start_column,
@@ -204,27 +246,29 @@ class ModelRunner:
         """From the rows to the rows: everything a step does on the device."""
         if not plan.params:  # only middles of prompts
             self.forward(plan)
-            return Pending(torch.empty(0, dtype=torch.int64))
+            return Pending.nothing()
         if plan.is_plain:
-            return Pending.fetch(self.plain_step(plan))
-        logits = self.compute_logits(plan)
-        token_ids = self.choose(plan, logits)
+            return Pending.fetch(self.graphs.run(self.forward_and_sample, plan))
+        # Settings that a graph cannot hold: the sampler runs behind the recorded forward pass.
+        logits = self.graphs.run(self.forward, plan)
+        token_ids = self.sample_tokens(plan, logits)
         num_logprobs = [params.logprobs for params in plan.params]
         return Pending.fetch(token_ids, self._rank(logits, token_ids, num_logprobs), num_logprobs)
 
-    def forward_and_choose(self, plan: StepPlan) -> Tensor:
+    def forward_and_sample(self, plan: StepPlan) -> Tensor:
         """The sampled tokens `[S]`, which are in the rows as well."""
-        return self.choose(plan, self.forward(plan))
+        return self.sample_tokens(plan, self.forward(plan))
 
     def forward(self, plan: StepPlan) -> Tensor:
         """The first half of a step: logits `[S, V]` of the chunks that sample, in the plan's
-        order; `[0, ...]` if none does. All keys and values are stored on the way.
+        order; `[0, ...]` if no chunk samples. All keys and values are stored on the way.
 
-        `self.model(input_ids, positions, attend)` gives the hidden states `[T, hidden]`, and
-        `self.model.logits` turns those of some tokens into logits. In each layer the model calls
-        `attend(layer, q, k, v)` with what is new: first `self.ops.store_kv(k, v, k_cache, v_cache,
-        slot_mapping)`, then the answer of `self.ops.attention(q, k_cache, v_cache, metadata,
-        self.scale)`. `self.kv_cache[layer]` holds the two caches of a layer.
+        `self.model(input_ids, positions, attend)` returns the hidden states `[T, hidden]`;
+        `self.model.logits` turns hidden states of some tokens into logits. For each layer the
+        model calls `attend(layer, q, k, v)` with the new queries, keys and values, and expects
+        the attention's answer `[T, H, D]`. `self.kv_cache[layer]` holds the layer's keys and
+        values; `self.ops` has `store_kv` and `attention`, whose scores are multiplied by
+        `self.scale`.
 
         Example: chunks of 3 and 4 tokens, both sample: logits of the tokens in places 2 and 6.
         """
@@ -232,6 +276,7 @@ class ModelRunner:
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             k_cache, v_cache = self.kv_cache[layer]
+            # Stored first: a token attends to its own key as well.
             self.ops.store_kv(k, v, k_cache, v_cache, inputs.slot_mapping)
             return self.ops.attention(q, k_cache, v_cache, inputs.metadata, self.scale)
 
@@ -241,8 +286,8 @@ class ModelRunner:
             return hidden[:0]
         return self.model.logits(hidden if plan.is_decode else hidden[inputs.last])
 
-    def choose(self, plan: StepPlan, logits: Tensor) -> Tensor:
-        """The second half: the sampled tokens `[S]`, which are in the rows as well."""
+    def sample_tokens(self, plan: StepPlan, logits: Tensor) -> Tensor:
+        """The second half: choose the tokens `[S]`, and write them into the rows as well."""
         positions = (plan.starts + plan.lengths)[plan.sampling]
         token_ids = self.sample(logits, self.rows.settings(plan), positions)
         scatter(self.rows, plan, token_ids)
@@ -259,3 +304,9 @@ class ModelRunner:
         most = max(k for k in num_logprobs if k is not None)
         rows = to_device(asking, torch.int64, self.device)
         return self.rank_tokens(logits[rows].float(), token_ids[rows], most)
+
+    # -- between steps ----------------------------------------------------------------------
+
+    def release(self, request: Request) -> None:
+        """Free the row of a request that no longer runs (finished, preempted or aborted)."""
+        self.rows.release(request)

@@ -36,12 +36,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Scale the vectors along the last axis to root mean square 1, then by `weight`.
+    """Return weight * x / sqrt(mean(x²) + eps), for each vector along the last axis.
 
-    `x [..., n]`, `weight [n]` -> the shape and dtype of `x`. Divides by sqrt(mean(x²) + eps),
-    computed in float32; the result is rounded to the dtype of `x` before the product with
-    `weight`, as Llama does. Example with weight 1 and eps 0: [3, 4] has root mean square
-    sqrt((9 + 16) / 2) = 3.54 -> [0.85, 1.13].
+    `x [..., n]`, `weight [n]` -> the shape and dtype of `x`, which is unchanged. Normalised in
+    float32, then rounded to the dtype of `x`, then multiplied by `weight`, as in Llama.
+    Example with weight 1 and eps 0: [3, 4] -> [0.85, 1.13].
     Source: Zhang and Sennrich 2019, arXiv 1910.07467.
     """
     wide = x.float()
@@ -56,11 +55,10 @@ def add_rms_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tens
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """The gate of SwiGLU: silu(gate) * up, where silu(g) = g / (1 + e^-g).
+    """Return silu(gate) * up, the gate of SwiGLU, where silu(g) = g / (1 + e^-g).
 
-    `gate_up [T, 2I]`, the gates in the first half of each row and the ups in the second ->
-    `[T, I]` in the same dtype. Example: [[0, 2, 5, 3]] has the gates 0 and 2 and the ups 5 and
-    3 -> [[0, 5.28]], since silu(2) = 2 / (1 + e^-2) = 1.76.
+    `gate_up [T, 2I]`, unchanged: the gates are the first half of each row, the ups the second ->
+    `[T, I]` in the same dtype. Finite for any gate. Example: [[0, 2, 5, 3]] -> [[0, 5.28]].
     Source: Shazeer 2020, arXiv 2002.05202.
     """
     gate, up = gate_up.chunk(2, dim=-1)
@@ -108,11 +106,11 @@ def _stretch_slow_pairs(frequencies: Tensor, rope: RopeConfig) -> Tensor:
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the heads `x [T, H, D]` by the angles of their tokens, `cos, sin [T, D/2]`.
+    """Rotate the heads `x [T, H, D]` by the angles of their tokens, `cos, sin [T, D/2]` float32.
 
-    Pairs are half-split: elements i and i + D/2 of a head turn together (not 2i and 2i + 1), a
-    pair (a, b) to (a cos - b sin, b cos + a sin). The products are float32; shape and dtype of
-    `x` come back. Example: D 4, pair 0 by 90 degrees, pair 1 by 0: [1, 2, 3, 4] -> [-3, 2, 1, 4].
+    Elements i and i + D/2 of a head (not 2i and 2i + 1) are a pair; angle i rotates (a, b) to
+    (a cos - b sin, b cos + a sin). Computed in float32; returns the shape and dtype of `x`, which
+    is unchanged. Example: D 4, angles 90 and 0 degrees: [1, 2, 3, 4] -> [-3, 2, 1, 4].
     """
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)  # [T, 1, D/2]: the same for every head
     first, second = x.float().chunk(2, dim=-1)
@@ -144,13 +142,12 @@ def norm_rope(
 def slot_mapping(
     block_tables: Tensor, owners: Tensor, positions: Tensor, block_size: int
 ) -> Tensor:
-    """Where in the cache each token's key and value live: int64 `[T]`.
+    """Return the slot in the cache for each token's key and value: int64 `[T]`.
 
     Token t is position `positions[t]` of the request in row `owners[t]` of `block_tables
-    [N, max_blocks]` (int32 block ids; the other two int64). A block of `block_size` tokens begins
-    at slot `block id * block_size`. A slot may be larger than int32 holds.
-
-    Example: block size 16, row [7, 3]: position 17 is offset 1 of block 3, slot 49.
+    [N, max_blocks]` (int32 block ids; the other two int64 `[T]`). The slots of block b start at
+    b * `block_size`; they may exceed int32. The host reads nothing.
+    Example: block size 16, row [7, 3]: position 17 is in block 3, slot 49.
     """
     blocks = block_tables[owners, positions // block_size].long()
     return blocks * block_size + positions % block_size
@@ -251,16 +248,13 @@ def decode_attention(
     max_seq_len: int,
     scale: float,
 ) -> Tensor:
-    """Attention of one query per request to the keys in its blocks: `q [N, H, D]` -> `[N, H, D]`.
+    """Compute attention of one query per request: `q [N, H, D]` -> `[N, H, D]`, in `q`'s dtype.
 
-    Request n sees the first `seq_lens[n]` positions of the blocks in `block_table[n]`
-    (`gather_blocks`), and nothing behind them; what lies there is finite. No request is longer
-    than `max_seq_len`. The caches are `[num_blocks, B, K, D]`; query heads come in K groups of G
-    neighbours, and group k reads key/value head k. A weight is the softmax, over what is seen, of
-    the products of query and keys times `scale`. The dtype of `q` comes back.
-
-    Example: D 1, scale 1, query [1], keys [[0], [ln 3]], values [[8], [4]]: weights 1/4 and 3/4,
-    so [5]; with the sequence length 1 it is [8]. Source: Kwon et al. 2023, arXiv 2309.06180.
+    The caches are `[num_blocks, B, K, D]`. Request n sees the first `seq_lens[n]` positions of the
+    blocks `block_table[n]`; slots behind them hold any finite numbers. `max_seq_len` is at least
+    the largest of `seq_lens [N]`. Heads and scores as in `prefill_attention`. The host reads
+    nothing. Example: D 1, scale 1, query [1], keys 0 and ln 3, values 8 and 4 -> [5]; with sequence
+    length 1 -> [8]. Source: Kwon et al. 2023, arXiv 2309.06180.
     """
     k = gather_blocks(k_cache, block_table, max_seq_len).transpose(1, 2)  # [N, K, S, D]
     v = gather_blocks(v_cache, block_table, max_seq_len).transpose(1, 2)
@@ -272,13 +266,12 @@ def decode_attention(
 
 
 def prefill_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Attention of the newest `len(q)` tokens of one request to all its tokens so far.
+    """Compute attention of the newest L tokens of a request to all its S tokens: `[L, H, D]`.
 
-    `q [L, H, D]`, `k, v [S, K, D]` with L <= S; query i is position S - L + i and sees the
-    keys up to there, its own included. Query head h reads key/value head h // (H / K). Scores
-    are dot products of query and key times `scale`; a softmax over the keys that it sees makes
-    them weights, and the sum of the values under those is the answer. Returns `[L, H, D]`.
-    Example: one query, two keys that score alike, values 2 and 4 -> 3.
+    `q [L, H, D]`, `k, v [S, K, D]`, L <= S, all unchanged. Query i is position S - L + i and sees
+    no later positions. Query head h reads key/value head h // (H / K). The weights of the values
+    are the softmax of query . key * `scale`. The dtype of `q` is returned.
+    Example: one query, two keys with equal scores, values 2 and 4 -> 3.
     Source: Vaswani et al. 2017, arXiv 1706.03762, section 3.2.
     """
     num_queries, num_keys = len(q), len(k)

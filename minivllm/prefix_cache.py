@@ -1,8 +1,8 @@
 """Which KV block already holds which prefix, so that equal prompts are computed once.
 
 A full block of tokens is found by a hash that is chained over all blocks before it (vLLM's
-automatic prefix caching; RadixAttention in SGLang keeps the same tree explicitly). Leaves out
-who owns a block and when it is taken away: that is the block manager's. Notebook 04.
+automatic prefix caching; RadixAttention in SGLang keeps the same tree explicitly). Does not decide
+who owns a block or when it is reused (see `block_manager`). Notebook 04.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ HashFunction = Callable[[int, tuple[int, ...]], int]
 
 
 def hash_block(parent_key: int, token_ids: tuple[int, ...]) -> int:
-    """The key of a block, an int: a hash of its tokens and of the key of the block before it.
+    """Return the key of a block, an int that stands for its tokens and for all tokens before them.
 
-    Equal tokens behind different beginnings get different keys:
-    `hash_block(0, (7, 8)) != hash_block(1, (7, 8))`. So do the same tokens, and the same
-    blocks, in another order. The first block's parent key is 0.
+    `parent_key` is the key of the block before it, 0 for the first block. The same arguments give
+    the same key. Other tokens, another order of tokens or another parent give another key:
+    `hash_block(0, (7, 8)) != hash_block(1, (7, 8))`.
     """
-    # Whole tuples of ints: the same in every process, and no string is built.
+    # Hashes of ints and tuples, unlike those of strings, are the same in every process.
     return hash((parent_key, token_ids))
 
 
 def full_blocks(token_ids: Sequence[int], block_size: int) -> list[tuple[int, ...]]:
-    """Cut tokens into whole blocks and drop the rest: `full_blocks([1, 2, 3, 4, 5], 2)` is
+    """Return the full blocks of a sequence of tokens: `full_blocks([1, 2, 3, 4, 5], 2)` is
     `[(1, 2), (3, 4)]`."""
     ends = range(block_size, len(token_ids) + 1, block_size)
     return [tuple(token_ids[end - block_size : end]) for end in ends]
@@ -35,7 +35,7 @@ def full_blocks(token_ids: Sequence[int], block_size: int) -> list[tuple[int, ..
 class CachedBlock:
     """One node in the tree of prefixes: a block, its tokens and the node before it.
 
-    Two nodes are the same only if they are one object.
+    Nodes are compared by identity, not by value.
     """
 
     block_id: int
@@ -48,14 +48,13 @@ class CachedBlock:
 
 
 class PrefixCache:
-    """Finds blocks by content.
+    """Find blocks by content.
 
-    Invariant: `entries` (by key) and `by_block` (by block id) hold the same nodes; a block
-    holds one content at most.
+    Invariant: `entries` (by key) and `by_block` (by block id) hold the same nodes.
     """
 
     def __init__(self, block_size: int, hash_function: HashFunction = hash_block) -> None:
-        """`block_size` in tokens. Another `hash_function` serves tests that force collisions."""
+        """`block_size` in tokens. Tests pass another `hash_function` to force collisions."""
         self.block_size = block_size
         self.hash_function = hash_function
         self.entries: dict[int, CachedBlock] = {}
@@ -65,32 +64,30 @@ class PrefixCache:
         return f"PrefixCache({len(self.entries)} blocks of {self.block_size} tokens)"
 
     def key_of(self, parent: CachedBlock | None, token_ids: tuple[int, ...]) -> int:
-        """The key of a block with these tokens behind `parent`."""
+        """Return the key of a block with these tokens behind `parent`."""
         return self.hash_function(0 if parent is None else parent.key, token_ids)
 
     def lookup(self, parent: CachedBlock | None, token_ids: tuple[int, ...]) -> CachedBlock | None:
-        """The node with exactly these tokens behind exactly this parent, or None.
+        """Return the node of the block with these tokens behind this very parent, or None.
 
-        `parent` is the node of the block before, the same object (None: there is none). An
-        equal key is not enough: if the entry under the key of (3, 4) is a node that holds
-        (1, 2), the answer is None.
+        `parent` is None for the first block. Different blocks can have equal keys: if the entry
+        under the key of (3, 4) is a node that holds (1, 2), the answer is None.
         """
-        # Two contents can share a key, and serving the other one's keys and values would
-        # answer another user's prompt. Comparing nodes, not their keys, covers all before it.
+        # A block of another prompt under the same key would give keys and values of other text.
+        # Comparing the parent nodes, not their keys, compares all tokens before the block too.
         entry = self.entries.get(self.key_of(parent, token_ids))
         if entry is None or entry.parent is not parent or entry.token_ids != token_ids:
             return None
         return entry
 
     def match(self, token_ids: Sequence[int]) -> list[CachedBlock]:
-        """The nodes of the longest chain of known blocks that `token_ids` begins with, in order.
+        """Return the nodes of the known blocks that `token_ids` begins with, in order.
 
-        The chain ends at the first block that is not known. It never covers the last token:
-        with 32 tokens in blocks of 16 at most one block is found, with 33 at most two, with
-        none at all none. Changes nothing.
+        The last token must always be computed, so its block is never included: with 32 tokens in
+        blocks of 16 at most one block is found, with 33 at most two. Changes nothing.
         """
-        # The next token is sampled from the last token's output, and outputs are not cached:
-        # so the last token is always computed, even if its block is known.
+        # The next token is sampled from the model's output for the last token, and outputs are not
+        # cached.
         matched: list[CachedBlock] = []
         for tokens in full_blocks(token_ids[:-1], self.block_size):
             entry = self.lookup(matched[-1] if matched else None, tokens)
@@ -102,12 +99,11 @@ class PrefixCache:
     def insert(
         self, parent: CachedBlock | None, token_ids: Sequence[int], block_id: int
     ) -> CachedBlock:
-        """Make known that `block_id` holds these tokens behind `parent`, computed.
+        """Make known that block `block_id` holds these tokens behind `parent`.
 
-        Returns the node to use as parent of the next block: a new one in `entries` and
-        `by_block`. If the content is known already (two equal prompts computed in one step),
-        it is the older block's node, and `block_id` stays unknown. Another content that stands
-        under the same key is forgotten first.
+        Returns the node that is the parent of the next block. If a block with this content is known
+        already (two equal prompts in one step), that is its node, and `block_id` stays unknown.
+        A block with other content under the same key is forgotten.
         """
         tokens = tuple(token_ids)
         known = self.lookup(parent, tokens)
@@ -122,10 +118,7 @@ class PrefixCache:
         return entry
 
     def forget(self, block_id: int) -> None:
-        """The block gets other content: its node leaves `by_block` and `entries`.
-
-        Nothing happens for a block that holds nothing to find.
-        """
+        """Forget the block's content, which is about to be overwritten. Unknown blocks are fine."""
         entry = self.by_block.pop(block_id, None)
         if entry is not None:
             del self.entries[entry.key]

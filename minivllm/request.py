@@ -1,7 +1,7 @@
-"""The engine's nouns: what a user asks for, what one step does of it, and what comes back.
+"""The engine's data: what a user asks for, what one step computes, and what comes back.
 
-Names are vLLM's, so that code and knowledge carry over. Holds data only: the scheduler, the
-block manager and the runner act on it. Not built in the course.
+Names are vLLM's, so that code and knowledge carry over. Contains no behaviour: the scheduler,
+the block manager and the runner act on these classes. Not built in the course.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_N = 1024  # answers to one prompt
 MAX_LOGPROBS = 20  # alternatives per token
 MAX_LOGIT_BIAS = 100.0  # already makes a token certain or impossible
 MAX_STOP_STRINGS = 64
-MAX_STOP_LENGTH = 1024  # characters: so much text may be held back while it could become one
+MAX_STOP_LENGTH = 1024  # characters: text is held back while it could become a stop string
 MAX_COUNT = 2**31 - 1  # tokens: more than any vocabulary or answer has
 MAX_TEMPERATURE = 1e6  # long before it all tokens are equally likely
 # Outside of this range logits may become infinite in float32.
@@ -37,49 +37,48 @@ class SamplingParams:
 
     # -- which tokens are likely
 
-    # 0: always the most probable token. Above: logits are divided by it, so 2.0 is bolder.
+    # 0: always the most probable token. Otherwise logits are divided by it: 2.0 is more random.
     temperature: float = 1.0
-    # Only the k most probable tokens. 0 or -1: all of them.
+    # Sample from the k most probable tokens. 0 or -1: from all.
     top_k: int = 0
-    # Only the most probable tokens that together have this probability. 1: all of them.
+    # Sample from the smallest set of tokens whose probability reaches this value. 1: from all.
     top_p: float = 1.0
-    # Only tokens at least this share as probable as the most probable one. 0: all of them.
+    # Sample from tokens whose probability is at least this share of the highest one. 0: from all.
     min_p: float = 0.0
-    # Taken from the logit of each token that the answer already has, once. -2 to 2; 0: off.
+    # Subtracted once from the logit of each token that occurs in the answer. -2 to 2; 0: off.
     presence_penalty: float = 0.0
-    # Taken from a token's logit once for every time the answer has it. -2 to 2; 0: off.
+    # Subtracted from a token's logit for each time it occurs in the answer. -2 to 2; 0: off.
     frequency_penalty: float = 0.0
-    # The logit of each token of prompt and answer is divided by it, or multiplied where it is
-    # negative. Above 1 discourages, below 1 encourages repetition. 1: off.
+    # Logits of tokens in prompt and answer are divided by it, or multiplied if they are negative.
+    # Above 1 discourages, below 1 encourages repetition. 1: off.
     repetition_penalty: float = 1.0
     # Added to the logits of single tokens, by token id; -100 to 100. None: off.
     logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
-    # Same seed, same tokens, whatever else runs at the time. None: the engine gives one.
+    # The same seed gives the same tokens in any batch. None: the engine chooses one.
     seed: int | None = None
 
     # -- when the answer ends
 
-    # Tokens to generate, at most. None: up to `max_model_len`.
+    # Maximum number of tokens to generate. None: up to `max_model_len`.
     max_tokens: int | None = 16
-    # Tokens to generate before anything but `max_tokens` may end the answer.
+    # Number of tokens to generate before a stop token or stop string can end the answer.
     min_tokens: int = 0
-    # Strings that end the answer where the text has one: a string, a list or None.
+    # Strings that end the answer, a single one, or None.
     stop: str | tuple[str, ...] = ()
-    # More token ids that end the answer, beside the model's own end-of-sequence tokens: a list
-    # or None.
+    # Token ids that end the answer, in addition to the model's end-of-sequence tokens; or None.
     stop_token_ids: tuple[int, ...] = ()
-    # Go on past the model's end-of-sequence tokens (benchmarks).
+    # Continue after the model's end-of-sequence tokens (for benchmarks).
     ignore_eos: bool = False
 
     # -- what comes back
 
-    # Answers to the prompt, each with a seed of its own.
+    # Number of answers to the prompt, each with its own seed.
     n: int = 1
-    # Log-probabilities of each token and of that many of the most probable ones. None: off.
+    # Return log-probabilities of each token and of this many most probable ones. None: off.
     logprobs: int | None = None
-    # Leave the stop string that was found at the end of the text.
+    # Keep the stop string at the end of the text.
     include_stop_str_in_output: bool = False
-    # Leave control tokens such as the end of the sequence out of the text.
+    # Omit control tokens such as the end of the sequence from the text.
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
@@ -190,55 +189,55 @@ def require_known_tokens(params: SamplingParams, vocab_size: int) -> None:
 
 @dataclass(eq=False)
 class Request:
-    """One prompt on its way through the engine: the host's whole knowledge of it.
+    """One prompt in the engine, with everything that the host knows about it.
 
     Invariants while it runs: `block_table` covers the first `num_computed_tokens` positions;
     at most `num_tokens - 1` of them are computed before a step that samples.
     """
 
     request_id: str
-    token_ids: list[int]  # the prompt, then every token that was read back
+    token_ids: list[int]  # the prompt, then the tokens of the answer that were read back
     num_prompt_tokens: int
     sampling_params: SamplingParams
-    max_num_tokens: int  # prompt and answer together: the answer ends here with "length"
-    stop_token_ids: frozenset[int] = frozenset()  # the model's own included
+    max_num_tokens: int  # prompt and answer together; the answer then ends with "length"
+    stop_token_ids: frozenset[int] = frozenset()  # including those of the model
     seed: int = 0
     prompt: str | None = None
 
-    # Where it stands. `num_computed_tokens` counts what has been scheduled, so it runs ahead
-    # of the device by the steps in flight.
-    num_computed_tokens: int = 0  # positions whose keys and values are (being) written
-    num_prefill_tokens: int = 0  # positions to compute before decoding starts; set at admission
-    num_pending_tokens: int = 0  # tokens sampled by steps in flight, ids not read yet
-    num_in_flight: int = 0  # chunks launched and not read yet
+    # Progress. `num_computed_tokens` counts what has been scheduled, so it is ahead of the device
+    # while steps are in flight.
+    num_computed_tokens: int = 0  # positions whose keys and values are written, or will be
+    num_prefill_tokens: int = 0  # num_tokens at the last admission: decoding starts behind them
+    num_pending_tokens: int = 0  # tokens sampled by steps in flight, whose ids are not read yet
+    num_in_flight: int = 0  # chunks that were scheduled and are not read yet
     num_preemptions: int = 0
-    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at the last admission
+    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at the first admission
     finish_reason: FinishReason | None = None
     error: str | None = None
 
-    # One entry per token of the answer that was read back, if `logprobs` was asked for.
+    # With `logprobs`: one entry for each token of the answer that was read back.
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
 
-    # Its memory. Filled and emptied by the block manager alone.
+    # Its memory. Only the block manager changes these.
     block_table: list[int] = field(default_factory=list)
-    num_published_blocks: int = 0  # leading blocks already known to the prefix cache
-    last_published: object | None = None  # the prefix cache's entry of the last of them
+    num_published_blocks: int = 0  # leading blocks that the prefix cache already knows
+    last_published: object | None = None  # the prefix cache's entry for the last of them
 
     metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics())
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of prompt and answer, those still in flight included."""
+        """Number of tokens of prompt and answer, including those still in flight."""
         return len(self.token_ids) + self.num_pending_tokens
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens of the answer that have been read back."""
+        """Number of tokens of the answer that have been read back."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def output_token_ids(self) -> list[int]:
-        """The answer so far, as far as it has been read back."""
+        """The tokens of the answer that have been read back."""
         return self.token_ids[self.num_prompt_tokens :]
 
     @property
@@ -248,7 +247,7 @@ class Request:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the answer has ended, for whatever reason."""
+        """Whether the answer has ended, for any reason."""
         return self.finish_reason is not None
 
 
@@ -256,7 +255,7 @@ class Request:
 class Chunk:
     """The part of one request that one step computes: positions `start` to `start + length`.
 
-    The flags say what the scheduler decided; no other part derives it from the lengths.
+    The flags are set by the scheduler and are not derived again from the lengths.
     """
 
     request: Request
@@ -267,17 +266,17 @@ class Chunk:
 
     @property
     def end(self) -> int:
-        """Position behind its last token: so many tokens its attention can look at."""
+        """Position behind its last token: the number of tokens that its attention reads."""
         return self.start + self.length
 
 
 @dataclass
 class SchedulerOutput:
-    """What one step does. Chunks of decoding requests come before chunks of prompts."""
+    """What one step computes. Chunks of decoding requests come before chunks of prompts."""
 
     chunks: list[Chunk] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)  # back in the queue, blocks freed
-    failed: list[Request] = field(default_factory=list)  # can never fit; `error` says why
+    failed: list[Request] = field(default_factory=list)  # can never fit; see their `error`
 
     @property
     def num_tokens(self) -> int:
@@ -287,7 +286,7 @@ class SchedulerOutput:
 
 @dataclass
 class RequestMetrics:
-    """When things happened to a request, in seconds of `time.perf_counter`."""
+    """Times of a request's events, in seconds of `time.perf_counter`."""
 
     arrival_time: float = 0.0
     first_scheduled_time: float | None = None
@@ -296,7 +295,7 @@ class RequestMetrics:
 
     @property
     def queue_time(self) -> float | None:
-        """Seconds from arrival to the first step that worked on it."""
+        """Seconds from arrival to the first step that computes a part of it."""
         if self.first_scheduled_time is None:
             return None
         return self.first_scheduled_time - self.arrival_time
@@ -308,14 +307,14 @@ class RequestMetrics:
 
     @property
     def inter_token_latencies(self) -> list[float]:
-        """Seconds between one token and the next; one fewer than there are tokens."""
+        """Seconds between consecutive tokens; one fewer than there are tokens."""
         times = self.token_times
         return [later - earlier for earlier, later in zip(times, times[1:])]
 
 
 @dataclass(frozen=True)
 class Logprob:
-    """How probable the model found one token, before penalties, temperature and filters."""
+    """The model's probability of one token, before penalties, temperature and filters."""
 
     logprob: float  # natural logarithm of the probability
     rank: int  # 1: the most probable; one more than the number of more probable tokens
@@ -332,21 +331,21 @@ class CompletionOutput:
     finish_reason: FinishReason | None
     # The stop string, or the id from `stop_token_ids`, that ended it; else None.
     stop_reason: str | int | None = None
-    # For each token: itself and its most probable alternatives. None: `logprobs` is off.
+    # For each token: the token itself and the most probable ones. None: `logprobs` is off.
     logprobs: list[dict[int, Logprob]] | None = None
     cumulative_logprob: float | None = None  # the sum over `token_ids`; None: off
 
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """What comes back for one prompt. `outputs[0].text` is the answer."""
+    """The result for one prompt. `outputs[0].text` is the answer."""
 
     request_id: str
-    prompt: str | None  # None where token ids were given
+    prompt: str | None  # None if the prompt was given as token ids
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool
     metrics: RequestMetrics
     num_cached_tokens: int = 0  # prompt tokens that the prefix cache served
     num_preemptions: int = 0
-    error: str | None = None  # why it failed; None where it did not
+    error: str | None = None  # why it failed; None: it did not

@@ -1,8 +1,8 @@
 """Who computes how many tokens in the next step.
 
 Continuous batching (Orca, Yu et al. 2022) with chunked prefill (Sarathi-Serve, Agrawal et al.
-2024) under one budget of tokens per step. Leaves out where keys and values lie: it asks a
-`Memory` for room. Notebook 02.
+2024) under one budget of tokens per step. Does not handle where keys and values are stored: it
+asks a `Memory` for room. Notebook 02.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from minivllm.request import Chunk, FinishReason, Request, SchedulerOutput
 
 
 class Memory(Protocol):
-    """What the scheduler asks of the KV memory. `TokenCounter` is the smallest one that works,
+    """What the scheduler needs from the KV memory. `TokenCounter` is the smallest implementation,
     `block_manager.BlockManager` (Notebook 03) the real one."""
 
     @property
     def max_tokens(self) -> int:
-        """Tokens that fit if one request has all of it."""
+        """Number of tokens that fit if one request uses all of the memory."""
 
     def reuse_prefix(self, request: Request) -> int:
-        """Give the request what is already computed of its tokens; returns how many tokens."""
+        """Give the request those of its first tokens that are already computed; return how many."""
 
     def allocate(self, request: Request, num_tokens: int, keep_watermark: bool = False) -> bool:
-        """Make room for the request's first `num_tokens` tokens; False, and no change, if
-        there is none. `keep_watermark`: and leave a reserve for those that run."""
+        """Make room for the request's first `num_tokens` tokens; False, and no change, if there
+        is not enough. `keep_watermark`: leave a reserve for requests that are running."""
 
     def publish(self, request: Request, num_tokens: int) -> None:
-        """The first `num_tokens` tokens are computed and known: others may reuse them."""
+        """Let other requests reuse the first `num_tokens` tokens, which are computed now."""
 
     def free(self, request: Request) -> None:
-        """Take back all room of the request."""
+        """Take back all memory of the request."""
 
     def check(self, requests: Iterable[Request]) -> None:
-        """Assert that exactly these requests hold room."""
+        """Assert that exactly these requests hold memory."""
 
 
 class TokenCounter:
@@ -47,11 +47,11 @@ class TokenCounter:
         self.tokens_of: dict[str, int] = {}
 
     def reuse_prefix(self, request: Request) -> int:
-        """Nothing is ever known."""
+        """Return 0: a counter finds no prefixes."""
         return 0
 
     def allocate(self, request: Request, num_tokens: int, keep_watermark: bool = False) -> bool:
-        """Count the request with `num_tokens` tokens if all together still fit."""
+        """Count `num_tokens` tokens for the request if they fit beside those of all others."""
         others = sum(self.tokens_of.values()) - self.tokens_of.get(request.request_id, 0)
         if others + num_tokens > self.max_tokens:
             return False
@@ -59,37 +59,36 @@ class TokenCounter:
         return True
 
     def publish(self, request: Request, num_tokens: int) -> None:
-        """Nothing is ever reused."""
+        """Do nothing: a counter keeps no content."""
 
     def free(self, request: Request) -> None:
-        """Count the request no more."""
+        """Stop counting the request."""
         self.tokens_of.pop(request.request_id, None)
 
     def check(self, requests: Iterable[Request]) -> None:
         """Assert that exactly these requests are counted."""
-        assert set(self.tokens_of) == {r.request_id for r in requests}, "a request is left over"
+        expected = {request.request_id for request in requests}
+        assert set(self.tokens_of) == expected, "other requests hold memory than should"
 
 
 def next_chunk(request: Request, budget: int) -> Chunk:
-    """The next part of a running request, at most `budget` (>= 1) tokens of it.
+    """Return the next chunk of a running request: at most `budget` (>= 1) of its tokens.
 
-    It starts behind the computed tokens. It samples if it ends with the last token there is
-    (`num_tokens`), and `is_decode` is what `request.is_decoding` says. With 100 tokens, 64 of
-    them computed: `budget=20` gives positions 64 to 84 and no sample, `budget=50` gives 64 to
-    100 and a sample. A decoding request has one token left.
+    The request is not changed. Example: of 100 tokens 64 are computed. `budget=20` gives
+    positions 64 to 84 without a sample, `budget=50` gives positions 64 to 100 with a sample.
     """
     start = request.num_computed_tokens
     length = min(budget, request.num_tokens - start)
-    # Only the output of the last token says what comes next.
+    # Only the model's output for the last token predicts a token that is not known yet.
     samples = start + length == request.num_tokens
     return Chunk(request, start, length, samples, is_decode=request.is_decoding)
 
 
 def finish_reason(request: Request) -> FinishReason | None:
-    """Why the answer ends with the token read last, or None if it goes on.
+    """Return why the answer ends with the token read last, or None if it goes on.
 
-    "stop" if that token is one of `stop_token_ids`, else "length" if `token_ids` (what has been
-    read back) holds `max_num_tokens` tokens. Where both hold it is "stop".
+    "stop": it is one of the request's stop tokens. "length": the request has as many tokens as
+    it may have; tokens in flight do not count yet. If both are true, "stop".
     """
     if request.token_ids[-1] in request.stop_token_ids:
         return "stop"
@@ -99,28 +98,28 @@ def finish_reason(request: Request) -> FinishReason | None:
 
 
 class Scheduler:
-    """The queues, and the choice made in each step.
+    """Two queues of requests, and the choice of what each step computes.
 
-    Invariant: an unfinished request is in `waiting` (no memory) or in `running` (memory for
-    all its tokens so far), never in both; `running` is in order of admission.
+    Invariant: an unfinished request is either in `waiting` (without memory) or in `running` (with
+    memory for all its tokens so far), never in both; `running` is in order of admission.
     """
 
     def __init__(self, memory: Memory, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-        """`max_num_seqs` requests run at once at most, `max_num_batched_tokens` (at least as
-        many) tokens are computed in a step."""
+        """At most `max_num_seqs` requests run at once; a step computes at most
+        `max_num_batched_tokens` tokens, which must not be smaller."""
         self.memory = memory
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        self.num_unread_steps = 0  # while there are any, memory may come free
+        self.num_unread_steps = 0  # scheduled, not updated yet: reading them may free memory
 
     def __repr__(self) -> str:
         return f"Scheduler({len(self.waiting)} waiting, {len(self.running)} running)"
 
     @property
     def has_unfinished_requests(self) -> bool:
-        """Whether anything is waiting or running."""
+        """Whether any request is waiting or running."""
         return bool(self.waiting or self.running)
 
     def add_request(self, request: Request) -> None:
@@ -128,17 +127,15 @@ class Scheduler:
         self.waiting.append(request)
 
     def schedule(self) -> SchedulerOutput:
-        """Choose the next step's chunks (`_take` each) and count them as computed.
+        """Choose the chunks of the next step and count their tokens as computed.
 
-        1. Each decoding request of `running`, in order, gets one token if there is room for it
-           (`make_room`) and if its tokens, unread ones included, are fewer than `max_num_tokens`.
-        2. Running prompts get what is left of `max_num_batched_tokens`, in order.
-        3. Requests from the queue get what is left then (`schedule_waiting`).
-        Budget 10, one answer under way, a prompt of 20: chunks of 1 and 9, 1 and 9, 1 and 2.
-        May be called again before the results of the last step are read (`update`).
+        Decoding requests come first, then running prompts, then requests from the queue; each group
+        in order. May be called again before the previous step is read (`update`): never schedule
+        more tokens than `max_num_tokens` allows, tokens in flight included.
+        Example, budget 10, one answer and a prompt of 20: steps of 1 + 9, 1 + 9 and 1 + 2 tokens.
         """
         output = SchedulerOutput()
-        # A copy: making room takes the newest away, and those decode no more.
+        # A copy, because `make_room` removes requests. Those it preempts are not decoding any more.
         for request in list(self.running):
             wants_token = request.is_decoding and request.num_tokens < request.max_num_tokens
             if wants_token and self.make_room(request, output):
@@ -151,12 +148,11 @@ class Scheduler:
         return output
 
     def schedule_waiting(self, output: SchedulerOutput) -> None:
-        """Move requests from the queue, in order, to the end of `running`, each with a chunk.
+        """Move requests from the queue to `running`, in order, each with a chunk in `output`.
 
-        Ends when nobody waits, or nothing is left of the budget (`output` has used a part), or
-        `max_num_seqs` requests run, or the first in the queue is not admitted: it waits for
-        memory to come free. If nobody runs and no step is unread (`num_unread_steps`), none
-        ever will: then it leaves the queue, fails (`_fail`), and the next one is tried.
+        `output` already holds the chunks of running requests. The limits on tokens per step and on
+        running requests hold. A request that is not admitted stays first in the queue and lets no
+        other pass. If no memory can ever become free for it, it fails alone, and the next is tried.
         """
         budget = self.max_num_batched_tokens - output.num_tokens
         while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
@@ -172,31 +168,34 @@ class Scheduler:
                 self._fail(self.waiting.popleft(), output)
 
     def admit(self, request: Request) -> bool:
-        """Get memory for all tokens of a waiting request; False, and no change, without it.
+        """Get memory for all tokens of a waiting request; False, and no change, if there is none.
 
-        `memory.reuse_prefix` comes first: of a preempted request with 100 tokens, 40 of them
-        answer, it may find 64. Then 64 are cached and computed (`num_cached_tokens`,
-        `num_computed_tokens`) and all 100 are prefill (`num_prefill_tokens`). The watermark is
-        kept if anybody runs. False at once while a step in flight computes the request.
+        Also False while a step in flight computes the request. Sets the request's
+        `num_computed_tokens`, `num_prefill_tokens` and, at its first admission only,
+        `num_cached_tokens`. Example: preempted with 60 tokens of prompt and 40 of answer, 64 of
+        them found by `memory.reuse_prefix`: 64 are computed, 100 are prefill.
         """
         if request.num_in_flight:
             return False
         num_cached_tokens = self.memory.reuse_prefix(request)
-        # With nobody running there is nobody to keep a reserve for.
+        # The reserve is for running requests: without any, all memory can be used.
         if not self.memory.allocate(request, request.num_tokens, bool(self.running)):
-            self.memory.free(request)  # what was reused has an owner too many
+            self.memory.free(request)  # `reuse_prefix` made the request an owner of what it found
             return False
-        request.num_cached_tokens = request.num_computed_tokens = num_cached_tokens
+        request.num_computed_tokens = num_cached_tokens
         request.num_prefill_tokens = request.num_tokens
+        # Later admissions find what the request computed itself before it was preempted.
+        if request.num_preemptions == 0:
+            request.num_cached_tokens = num_cached_tokens
         return True
 
     def make_room(self, request: Request, output: SchedulerOutput) -> bool:
-        """Get memory for one token behind the computed ones of a decoding request.
+        """Get memory for the next token of a decoding request; return whether it has it.
 
-        While there is none, the newest of `running` is preempted (`_preempt`), be it `request`
-        itself: of two with 6 tokens each in a memory for 12, the older gets its 7th. Alone, it
-        fails (`_fail`) and leaves `running`; but while steps are unread (`num_unread_steps`) it
-        only waits. Returns whether `request` can have its token.
+        If memory is short, the newest running requests are preempted, possibly `request` itself.
+        A request that is alone is not preempted: it leaves `running` and fails, unless a step is
+        unread; then it keeps its place and gets no token in this step.
+        Example: two requests of 6 tokens in a memory for 12: the older one gets its 7th token.
         """
         while not self.memory.allocate(request, request.num_computed_tokens + 1):
             victim = self.running[-1]
@@ -210,8 +209,9 @@ class Scheduler:
         return True
 
     def _preempt(self, request: Request, output: SchedulerOutput) -> None:
-        """Send a running request back to the head of the queue, to be computed again, answer so
-        far included. Not in the same step: it needs all that it had, and less is free now."""
+        """Take a running request's memory and move it from `running` to the head of `waiting`.
+
+        All its tokens, the answer so far included, are computed again in a later step."""
         self.running.remove(request)
         self.memory.free(request)
         request.num_computed_tokens = 0
@@ -220,100 +220,105 @@ class Scheduler:
         output.preempted.append(request)
 
     def _fail(self, request: Request, output: SchedulerOutput) -> None:
-        """End one request that cannot go on, for itself alone."""
+        """End a request that needs more memory than there is. Leaves both queues as they are."""
         self.memory.free(request)
         request.finish_reason = "error"
         request.error = (
-            f"request {request.request_id} needs KV memory for {request.num_tokens} tokens, more"
-            f" than there is in all ({self.memory.max_tokens}); shorten it or raise num_kv_blocks"
+            f"request {request.request_id} needs KV memory for {request.num_tokens} tokens, but the"
+            f" whole KV cache holds {self.memory.max_tokens}; shorten it or raise num_kv_blocks"
         )
         output.failed.append(request)
 
     def _take(self, chunk: Chunk, output: SchedulerOutput) -> None:
         """Put a chunk into the step and count it as computed."""
-        self.num_unread_steps += not output.chunks  # the first one makes it a step
+        if not output.chunks:  # the first chunk makes it a step that will be read
+            self.num_unread_steps += 1
         output.chunks.append(chunk)
         chunk.request.num_computed_tokens = chunk.end
         chunk.request.num_in_flight += 1
-        chunk.request.num_pending_tokens += chunk.samples
+        if chunk.samples:
+            chunk.request.num_pending_tokens += 1
 
     def update(self, output: SchedulerOutput, token_ids: list[int]) -> list[Request]:
-        """Take in one step's results; returns the requests that finished with it.
+        """Read the results of one step; return the requests that finished with it.
 
-        `token_ids` holds one id for each chunk with `samples`, in order. What was computed is
-        published now, not before, and then freed.
+        `token_ids` holds one id for each chunk with `samples`, in order. Only now is the memory
+        that the step computed published, and the memory of finished requests freed.
         """
         sampled = iter(token_ids)
         finished: list[Request] = []
-        self.num_unread_steps -= bool(output.chunks)
+        self._land(output)
         for chunk in output.chunks:
             request = chunk.request
-            self._return(chunk)
             token_id = next(sampled) if chunk.samples else None
-            # A request that ended while this step was in flight drops the step's token.
+            # A request that ended while this step was in flight ignores the step's token.
             if token_id is not None and not request.is_finished:
                 request.token_ids.append(token_id)
                 request.finish_reason = finish_reason(request)
                 if request.is_finished:
                     finished.append(request)
             self.memory.publish(request, chunk.end)
-            self._free_if_over(request)
-        self._dismiss(finished)
+            self._free_if_finished(request)
+        self._remove(finished)
         return finished
 
-    def _dismiss(self, finished: list[Request]) -> None:
-        """Take finished requests out of the queues."""
+    def _remove(self, finished: list[Request]) -> None:
+        """Remove finished requests from the queues."""
         if finished:
             self.running = [request for request in self.running if not request.is_finished]
         for request in finished:
-            # Preempted while its last token was in flight: it waits to be computed again.
+            # It was preempted while its last token was in flight, so it is in the queue.
             if request.num_computed_tokens == 0:
                 self.waiting.remove(request)
 
     def rollback(self, output: SchedulerOutput) -> None:
-        """Forget a step whose results never came (an error or Ctrl-C); the newest one first.
+        """Undo `schedule` for a step without results (an error or Ctrl-C), the newest step first.
 
-        Its requests stand where they stood before it, and can go on or be aborted.
+        Its requests are as they were before the step, and can go on or be aborted.
         """
-        self.num_unread_steps -= bool(output.chunks)
+        self._land(output)
         for chunk in output.chunks:
             request = chunk.request
-            self._return(chunk)
-            # A request preempted since then has 0 tokens computed, and stays at that.
+            # A request preempted since then has 0 tokens computed, and keeps that.
             request.num_computed_tokens = min(chunk.start, request.num_computed_tokens)
-            self._free_if_over(request)
+            self._free_if_finished(request)
 
-    def _return(self, chunk: Chunk) -> None:
-        chunk.request.num_in_flight -= 1
-        chunk.request.num_pending_tokens -= chunk.samples
+    def _land(self, output: SchedulerOutput) -> None:
+        """Count a step as read: its chunks are not in flight any more."""
+        if output.chunks:
+            self.num_unread_steps -= 1
+        for chunk in output.chunks:
+            chunk.request.num_in_flight -= 1
+            if chunk.samples:
+                chunk.request.num_pending_tokens -= 1
 
-    def _free_if_over(self, request: Request) -> None:
-        # While a step in flight writes to its blocks, nobody else may have them.
+    def _free_if_finished(self, request: Request) -> None:
+        # A step in flight still writes to its blocks, so they cannot be given away before.
         if request.is_finished and request.num_in_flight == 0:
             self.memory.free(request)
 
     def abort(self, request_id: str, reason: FinishReason = "abort") -> Request | None:
-        """End a waiting or running request; returns it, or None if there is no such one.
+        """End a waiting or running request; return it, or None if the id is unknown.
 
-        Its memory is freed at once, or after the steps in flight that still write to it.
+        Its memory is freed at once, or when the last step in flight that writes to it is read.
         """
-        everybody = (*self.waiting, *self.running)
-        request = next((r for r in everybody if r.request_id == request_id), None)
+        queued = (*self.waiting, *self.running)
+        request = next((r for r in queued if r.request_id == request_id), None)
         if request is None:
             return None
         request.finish_reason = reason
         self.waiting = deque(r for r in self.waiting if r is not request)
         self.running = [r for r in self.running if r is not request]
-        self._free_if_over(request)
+        self._free_if_finished(request)
         return request
 
     def check(self, in_flight: Iterable[Request] = ()) -> None:
-        """Assert the invariant between two steps; `in_flight`: the requests of unread ones."""
-        assert len(self.running) <= self.max_num_seqs, "more requests run than there are rows"
+        """Assert the invariant between two steps; `in_flight`: the requests of unread steps."""
+        assert len(self.running) <= self.max_num_seqs, "more requests run than max_num_seqs"
         for request in self.waiting:
             has_none = not request.block_table and request.num_computed_tokens == 0
-            assert has_none, f"{request.request_id} waits and owns memory"
-            assert request not in self.running, f"{request.request_id} waits and runs"
+            assert has_none, f"{request.request_id} is waiting and owns memory"
+            assert request not in self.running, f"{request.request_id} is waiting and running"
         for request in (*self.waiting, *self.running):
             assert not request.is_finished, f"{request.request_id} is finished and still queued"
         ended = {r.request_id: r for r in in_flight if r.is_finished}

@@ -60,11 +60,11 @@ def share_of(total: int, rank: int, size: int) -> range:
 
 
 def kv_heads_of(num_kv_heads: int, rank: int, size: int) -> range:
-    """The key/value heads that a rank needs for its query heads.
+    """Return the key/value heads that the query heads of `rank` (of `size` ranks) read.
 
-    With as many heads as ranks or more, each has its share. With fewer, neighbours hold the same
-    one, for their query heads read it; `size` is a multiple of their number then. Example: of 2
-    heads, ranks 0 and 1 of 4 hold head 0, ranks 2 and 3 head 1.
+    Query heads are shared evenly, in order. Either number of heads or `size` divides the other.
+    Examples: of 6 heads, rank 1 of 3 holds heads 2 and 3. Of 2 heads, ranks 0 and 1 of 4 hold
+    head 0, ranks 2 and 3 hold head 1.
     """
     if num_kv_heads >= size:
         return share_of(num_kv_heads, rank, size)
@@ -150,11 +150,11 @@ def entries_of(module: str, config: ModelConfig, rank: int, size: int) -> tuple[
 
 
 def part_of(name: str, config: ModelConfig, rank: int, size: int) -> Part | None:
-    """The part of the checkpoint's tensor `name` that a rank holds; None: all of it.
+    """Return the part of the checkpoint's tensor `name` that a rank holds; None: all of it.
 
-    `entries_of` says which entries. Weights are `[out, in]`: rows are cut of the products that give
-    heads, MLP columns or tokens, and their biases with them; columns of the two that take these in
-    (`ROW_PARALLEL`), whose biases every rank holds whole, like the norms.
+    Weights are `[out, in]`. Products whose outputs are heads, MLP columns or tokens are cut by
+    output, biases too; those that read heads or MLP columns (`ROW_PARALLEL`) are cut by input, and
+    their biases, which are added once, stay whole. All other tensors stay whole.
 
     Example, SmolLM2 (9 query and 3 key/value heads of 64), rank 1 of 3: of
     "model.layers.0.self_attn.q_proj.weight" Part(0, 192, 384, 576), of "...k_proj.weight" Part(0,
@@ -171,11 +171,11 @@ def part_of(name: str, config: ModelConfig, rank: int, size: int) -> Part | None
 
 
 def cut(tensor: Tensor | StoredTensor, part: Part) -> Tensor:
-    """The entries of a part, with rows of zeros behind them where it is padding.
+    """Return the entries of a part, in the tensor's dtype; rows past its end are zeros.
 
-    A `StoredTensor` lies in a file: `stored[2:4]` and `stored[:, 2:4]` read what they name and no
-    more; a slice must begin and end inside it. Only rows are ever padded. Example: of 5 rows,
-    Part(0, 3, 6, 5) is rows 3 and 4 and a row of zeros, Part(0, 6, 9, 5) three rows of zeros.
+    A `StoredTensor` is in a file: only what the part needs may be read, with one slice that begins
+    and ends inside it. Only rows are padded. Example: of 5 rows, Part(0, 3, 6, 5) is rows 3 and 4
+    and a row of zeros, Part(0, 6, 9, 5) three rows of zeros.
     """
     # Inside the file, also where all of a rank's tokens are padding.
     entries = slice(min(part.start, part.whole), min(part.stop, part.whole))
@@ -213,10 +213,7 @@ class RowParallelLinear(nn.Module):
         self.bias, linear.bias = linear.bias, None
 
     def forward(self, x: Tensor) -> Tensor:
-        """This rank's part of every sum, added up over the ranks; then the bias, once.
-
-        `self.linear(x)` is the part, `self.bias` `[out]` or None.
-        """
+        """Return the whole product on each rank, bias included: `x [T, in / R]` -> `[T, out]`."""
         total = self.group.all_reduce(self.linear(x))
         return total if self.bias is None else total + self.bias
 
@@ -236,10 +233,9 @@ class VocabParallelEmbedding(nn.Module):
         return self.embedding.weight
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """The rows of this rank's tokens, zeros for all others, added up over the ranks.
+        """Return the rows of all tokens on each rank: `input_ids [T]` -> `[T, hidden]`.
 
-        `self.embedding` takes numbers from 0 to `self.num_rows`: token `self.start` is its row 0.
-        Nothing is read on the host: a graph replays this.
+        `input_ids` are unchanged. The host reads nothing: a graph replays this.
         """
         rows = input_ids - self.start
         is_other = (rows < 0) | (rows >= self.num_rows)
@@ -261,10 +257,8 @@ class VocabParallelHead(nn.Module):
         return self.linear.weight
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """All ranks' logits side by side, without those of the padding.
-
-        `self.linear(hidden)` gives this rank's, `[N, padded V / R]`.
-        """
+        """Return the logits of all tokens on each rank, without those of padding rows: `hidden
+        [N, hidden]` -> `[N, V]`."""
         parts = self.group.all_gather(self.linear(hidden))  # [R, N, padded V / R]
         return parts.transpose(0, 1).flatten(1)[:, : self.vocab_size]
 

@@ -1,7 +1,7 @@
 """A record of what the engine did in each step, for figures and for understanding.
 
-Off unless asked for: the engine then holds None instead of a Trace and pays nothing. Leaves
-out drawing (`figures`). Given (no notebook builds it).
+Off by default: the engine then holds None instead of a Trace and pays nothing. Does not draw
+(see `pictures`). Not built in the course.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ class ChunkTrace:
     length: int  # tokens
     is_decode: bool
     samples: bool
-    num_cached_tokens: int  # of the request, at its admission
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class StepTrace:
     finished: tuple[str, ...]
     num_waiting: int
     block_tables: dict[str, tuple[int, ...]]  # of the requests that ran in this step
-    cached_blocks: frozenset[int]  # blocks without an owner whose content can be reused
+    cached_blocks: frozenset[int]  # free blocks whose content can be reused
 
 
 @dataclass
@@ -51,7 +50,7 @@ class Trace:
     arrivals: dict[str, float] = field(default_factory=dict)  # request id -> seconds since then
 
     def arrived(self, request: Request) -> None:
-        """Note when a request was added."""
+        """Record when a request was added."""
         self.arrivals[request.request_id] = request.metrics.arrival_time - self.began
 
     def record(
@@ -64,9 +63,9 @@ class Trace:
         block_tables: dict[str, tuple[int, ...]],
         cached_blocks: Iterable[int],
     ) -> None:
-        """Note one step that began at `started` (`time.perf_counter`) and has ended now.
+        """Record one step that began at `started` (`time.perf_counter`) and ends now.
 
-        `block_tables` are taken before finished requests give their blocks back.
+        `block_tables` are those from before finished requests gave their blocks back.
         """
         self.steps.append(
             StepTrace(
@@ -80,7 +79,6 @@ class Trace:
                         chunk.length,
                         chunk.is_decode,
                         chunk.samples,
-                        chunk.request.num_cached_tokens,
                     )
                     for chunk in output.chunks
                 ),

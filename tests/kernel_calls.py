@@ -23,7 +23,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED or not torch.cuda.is_available() else "cuda"
 QUERIES, KEYS, DIMS = 16, 32, 16  # of a tile; as different as products of tiles allow
 DIGITS = 4  # of what comes back
-GARBAGE = 1e4  # what nobody may read
+GARBAGE = 1e4  # must not be read
 
 
 def watched(**tensors: Tensor) -> AbstractContextManager[Any]:
@@ -147,7 +147,7 @@ def softmax_step(
     several = isinstance(best, list)
     rows = scores if several else [scores]
     tile = torch.full((QUERIES, KEYS), -torch.inf, device=DEVICE)
-    tile[:, 0] = 0.0  # rows of nobody
+    tile[:, 0] = 0.0  # unused rows
     for n, row in enumerate(rows):
         tile[n] = -torch.inf
         tile[n, : len(row)] = numbers(row, torch.float32)

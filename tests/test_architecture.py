@@ -3,6 +3,7 @@
 import ast
 import functools
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -362,3 +363,58 @@ def test_body_lines_count_statements_only():
     source = 'def f():\n    """Two\n    lines."""\n\n    # why\n    a = 1\n\n    return a\n'
     function = ast.parse(source).body[0]
     assert body_lines(function, source.split("\n")) == 2
+
+
+# -- what CONTRIBUTING shows --------------------------------------------------------------------
+
+CONTRIBUTING = PACKAGE.parent / "CONTRIBUTING.md"
+MARKS = (
+    "<!-- import rule: written by `python tests/test_architecture.py` -->\n",
+    "<!-- end of import rule -->",
+)
+
+
+def import_table() -> str:
+    """The tables above as Markdown."""
+    lines = ["| module or room | layer | notebook | may import |", "|---|---|---|---|"]
+    for name, layer, notebook, extras in MODULES:
+        number = "" if notebook is None else f"{notebook:02d}"
+        rooms = "".join(f", `{room}/`" for room in extras.split())
+        lines.append(f"| `{name}` | {layer} | {number} | what stands above it{rooms} |")
+    for room, allowed in ROOMS.items():
+        names = (f"`{name}/`" if name in ROOMS else f"`{name}`" for name in allowed.split())
+        lines.append(f"| `{room}/` | | | {', '.join(names)} |")
+    return "\n".join(lines) + "\n"
+
+
+def with_table(text: str) -> str:
+    """The text of CONTRIBUTING.md with the table of today between its marks."""
+    before, rest = text.split(MARKS[0])
+    return before + MARKS[0] + import_table() + MARKS[1] + rest.split(MARKS[1])[1]
+
+
+def test_contributing_shows_the_table():
+    """One rule, shown where contributors look for it."""
+    text = CONTRIBUTING.read_text(encoding="utf-8")
+    assert text == with_table(text), "run: python tests/test_architecture.py"
+
+
+def test_every_station_of_a_request_exists():
+    """CONTRIBUTING names files and functions; none of them is gone."""
+    stations = re.findall(r"`([\w/]+)\.py: ([\w.]+)`", CONTRIBUTING.read_text(encoding="utf-8"))
+    assert len(stations) >= 8
+    for module, name in stations:
+        names = {found for found, _ in definitions(tree_of(module.replace("/", ".")))}
+        assert name in names, f"minivllm/{module}.py has no {name}"
+
+
+def test_every_room_is_described():
+    """A paragraph for each, in CONTRIBUTING and in the room's own docstring."""
+    text = CONTRIBUTING.read_text(encoding="utf-8")
+    for room in ROOMS:
+        assert f"- **{room}/** " in text, f"describe {room}/ in CONTRIBUTING.md"
+        assert ast.get_docstring(tree_of(f"{room}.__init__")), f"minivllm/{room}/__init__.py"
+
+
+if __name__ == "__main__":
+    CONTRIBUTING.write_text(with_table(CONTRIBUTING.read_text(encoding="utf-8")), encoding="utf-8")

@@ -73,6 +73,17 @@ def test_nothing_has_no_percentile():
     assert error_of(percentile, [], 50) == "ValueError", words
 
 
+@pytest.mark.exercise("bench_results.percentile")
+def test_every_measurement_counts():
+    """Equal values are as many places, and fractions of a second stay fractions."""
+    assert percentile([1, 1, 1, 9], 50) == 1, (
+        "1 was measured three times: does each of the three take a place?"
+    )
+    assert percentile([0.25, 0.75, 0.5], 25) == 0.375, (
+        "between 0.25 and 0.5: do you round, or leave the float as it is?"
+    )
+
+
 @pytest.mark.parametrize(
     ("percent", "expected"), [(0, 10), (50, 25), (90, 37), (99, 39.7), (100, 40)]
 )

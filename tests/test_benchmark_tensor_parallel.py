@@ -15,7 +15,7 @@ sys.path.remove(str(FOLDER))
 
 def test_it_writes_a_result_for_each_number_of_ranks(tmp_path, monkeypatch, capsys):
     """With what the leader says to its workers, and how long the sums take, per step."""
-    monkeypatch.setattr("minivllm.distributed.workers.Team", ThreadTeam)
+    monkeypatch.setattr("minivllm.assembly.ranks.Team", ThreadTeam)
     path = tmp_path / "r.json"
     options = ["--random-weights", "tiny", "--dtype", "float32", "--set", "max_model_len=128"]
     options += ["--set", "attention_backend=torch", "--sizes", "1", "2", "--batch-sizes", "3"]

@@ -12,12 +12,12 @@ import pytest
 from minivllm import LLM, SamplingParams, bench_results
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
-SCRIPTS = ["common", "control_plane", "engines", "offline", "online", "peers"]
+SCRIPTS = ["common", "compare", "control_plane", "engines", "offline", "online", "peers"]
 SCRIPTS += ["random_checkpoint", "readme_table"]
 
 sys.path.insert(0, str(FOLDER))
-common, control_plane, engines, offline, online, peers, random_checkpoint, readme_table = map(
-    importlib.import_module, SCRIPTS
+common, compare, control_plane, engines, offline, online, peers, random_checkpoint, readme_table = (
+    importlib.import_module(name) for name in SCRIPTS
 )
 sys.path.remove(str(FOLDER))
 
@@ -27,6 +27,66 @@ def checkpoint(tmp_path_factory):
     """A Qwen3 of a few kilobytes with random weights."""
     path = tmp_path_factory.mktemp("tiny")
     return str(random_checkpoint.write_checkpoint("tiny", path, "float32"))
+
+
+# -- two trees side by side --------------------------------------------------------------------
+
+
+def make_tree(folder, speed):
+    """A tree whose benchmark reports the given speed, which its own package holds."""
+    (folder / "minivllm").mkdir(parents=True)
+    (folder / "minivllm" / "__init__.py").write_text(f"SPEED = {speed}")
+    (folder / "benchmarks").mkdir()
+    (folder / "benchmarks" / "fixed.py").write_text(
+        "import json, sys, minivllm\n"
+        "result = {'workload': sys.argv[1], 'output_tokens_per_s': minivllm.SPEED}\n"
+        "json.dump([result, result], open(sys.argv[3], 'w'))\n"
+    )
+    return folder
+
+
+def test_trees_take_turns_and_each_runs_its_own_package(tmp_path, monkeypatch, capsys):
+    """Each round runs both, the second one in the other order; the table is narrow enough."""
+    before = make_tree(tmp_path / "before", 10)
+    after = make_tree(tmp_path / "after", 15)
+    report = tmp_path / "report.json"
+    options = ["--before", str(before), "--after", str(after), "--rounds", "2"]
+    command = ["compare.py", *options, "--json", str(report), "--", "fixed.py", "batch"]
+    monkeypatch.setattr(sys, "argv", command)
+    compare.main()
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split()[4].strip(",:") for line in printed[:4]] == [
+        "before",
+        "after",
+        "after",
+        "before",
+    ]
+    assert printed[6].split() == [
+        "batch",
+        "output",
+        "tok/s",
+        "10",
+        "15",
+        "1.500",
+        "1.500",
+        "1.50..1.50",
+    ]
+    assert printed[7].startswith("batch #2")
+    assert max(map(len, printed)) <= 100
+    assert json.loads(report.read_text())["rows"][0]["after"] == [15, 15]
+
+
+def test_ratios_of_two_trees():
+    """Best of all rounds, median, and the range within a round; less time is better."""
+    key = ("batch", "output tok/s")
+    process = (compare.PROCESS, "seconds")
+    before = [{key: 10.0, process: 4.0}, {key: 20.0, process: 2.0}]
+    after = [{key: 20.0, process: 1.0}, {key: 30.0, process: 2.0}]
+    speeds, seconds = compare.compare(before, after)
+    assert speeds["best_ratio"] == 1.5
+    assert round(speeds["median_ratio"], 2) == 1.67
+    assert (speeds["smallest_ratio"], speeds["largest_ratio"]) == (1.5, 2.0)
+    assert seconds["best_ratio"] == 0.5
 
 
 # -- random weights ----------------------------------------------------------------------------

@@ -154,6 +154,16 @@ def test_a_refusal_names_both_numbers():
     assert "2" in error, "2 blocks were free: does the text of your ValueError say so?"
 
 
+@pytest.mark.exercise("block_manager.BlockPool.allocate")
+def test_a_refusal_forgets_no_content():
+    """Two blocks with content, three wanted."""
+    contents = Contents(0, 1)
+    error_of(BlockPool(2, contents).allocate, 3)
+    assert contents.block_ids == {0, 1}, (
+        "nothing was taken, and content is lost: do you forget before you know that it fits?"
+    )
+
+
 # -- BlockPool.share --
 
 
@@ -166,16 +176,16 @@ def test_sharing_adds_an_owner():
     assert error is None, "an owned block is not in the queue: do you take it out all the same?"
     pool.share([1])
     assert pool.ref_counts == [2, 3, 0], "one more owner each time: do you add, or set?"
-    assert list(pool.free_ids) == [2], "block 2 is free, and nobody else's business"
+    assert list(pool.free_ids) == [2], "block 2 was not shared: it is still free"
 
 
 @pytest.mark.exercise("block_manager.BlockPool.share")
 def test_sharing_a_free_block_takes_it_out_of_the_queue():
-    """A hit on a block without an owner makes it owned; nobody else may be given it."""
+    """A hit on a block without an owner gives it one, so it can no longer be allocated."""
     pool = BlockPool(3)
     pool.share([1])
     assert list(pool.free_ids) == [0, 2], (
-        "block 1 has an owner now: is it still in the queue, for somebody else to take?"
+        "block 1 has an owner now: is it still in the queue, where it can be taken?"
     )
     assert pool.ref_counts == [0, 1, 0], "block 1 had no owner and has one now"
 
@@ -185,7 +195,7 @@ def test_sharing_keeps_the_content():
     """The content is the reason for sharing."""
     contents = Contents(0, 1)
     BlockPool(2, contents).share([0])
-    assert contents.block_ids == {0, 1}, "nobody overwrites a shared block: why forget its content?"
+    assert contents.block_ids == {0, 1}, "a shared block is only read: why forget its content?"
 
 
 # -- BlockPool.free --
@@ -232,15 +242,15 @@ def test_blocks_without_content_are_used_before_cached_ones():
 
 @pytest.mark.exercise("block_manager.BlockPool.free")
 def test_freeing_once_too_often_does_not_go_unseen():
-    """Whoever frees a block that nobody owns has a bug: an error, or a count that shows it."""
+    """Freeing a block without an owner is a bug: an error, or a count that shows it."""
     pool = BlockPool(2)
     error = error_of(pool.free, [0]) or error_of(pool.check)
-    assert error is not None, "nobody owned block 0: do you hide that by stopping at 0?"
+    assert error is not None, "block 0 had no owner: do you hide that by stopping at 0?"
 
 
 @pytest.mark.exercise("block_manager.BlockPool.free")
 def test_freeing_keeps_the_content():
-    """A free block is still found, until somebody takes it."""
+    """A free block is still found, until it is taken."""
     contents = Contents()
     pool = BlockPool(2, contents)
     block_ids = pool.allocate(2)
@@ -259,6 +269,19 @@ def test_the_longest_unused_content_is_given_up_first():
     pool.share([0])
     pool.free([0])
     assert list(pool.free_ids) == [1, 2, 0], "block 0 was used last: is it the last to go?"
+
+
+@pytest.mark.exercise("block_manager.BlockPool.free")
+def test_blocks_come_as_any_iterable():
+    """`BlockManager.free` hands them over in reverse, and `reversed` can be read once."""
+    pool = BlockPool(3)
+    block_ids = pool.allocate(3)
+    error = error_of(pool.free, reversed(block_ids))
+    assert error is None, "reversed(...) has no len and no [0]: do you go through it with `for`?"
+    assert pool.ref_counts == [0, 0, 0], "one owner less each: do you count down?"
+    assert sorted(pool.free_ids) == [0, 1, 2], (
+        "reversed(...) can be read once: do you go through block_ids a second time?"
+    )
 
 
 # -- BlockManager.can_allocate --
@@ -293,7 +316,7 @@ def test_growth_may_use_the_reserve():
 
 @pytest.mark.exercise("block_manager.BlockManager.can_allocate")
 def test_nothing_can_always_be_taken():
-    """Whoever needs no block is not held up by a pool that is empty, or by the watermark."""
+    """A request that needs no block is not refused by an empty pool or by the watermark."""
     manager = make_manager(num_blocks=4, watermark=0.5)
     manager.pool.allocate(4)
     assert manager.can_allocate(0, False), "no block is wanted, so none is missing"
@@ -415,6 +438,20 @@ def test_admission_without_new_blocks_ignores_the_watermark():
     )
 
 
+@pytest.mark.exercise("block_manager.BlockManager.allocate")
+def test_a_refused_allocation_changes_nothing_else():
+    """A table that covers a part, and contents that could be found."""
+    contents = Contents(1)
+    manager = BlockManager(2, 4, prefixes=contents)
+    request = make_request(range(12))
+    request.block_table = [0]
+    manager.pool.share([0])
+    assert manager.allocate(request, 12) is False, "2 blocks missing, 1 free: the answer is False"
+    assert request.block_table == [0], "a refusal leaves the table as it was"
+    assert contents.block_ids == {1}, "a refusal forgets nothing: do you take before you ask?"
+    assert manager.pool.ref_counts == [1, 0], "a refusal leaves the pool as it was"
+
+
 # -- BlockManager.publish --
 
 
@@ -452,7 +489,7 @@ def test_only_computed_tokens_count():
     manager, recorder, request = make_recorded(range(8), [7, 3])
     manager.publish(request, 7)
     assert [block_id for _, _, block_id in recorder.inserts] == [7], (
-        "the request knows 8 tokens, 7 are computed: do you publish what nobody has written yet?"
+        "the request knows 8 tokens, 7 are computed: do you publish what is not written yet?"
     )
 
 
@@ -474,20 +511,34 @@ def test_publishing_goes_on_where_it_stopped():
 def test_reused_blocks_are_known_already():
     """Two blocks came out of the cache: the third follows the last of their nodes."""
     manager, recorder, request = make_recorded(range(12), [7, 3, 5])
-    request.num_published_blocks, request.last_published = 2, "node of somebody else"
+    request.num_published_blocks, request.last_published = 2, "node of another request"
     manager.publish(request, 12)
-    assert recorder.inserts == [("node of somebody else", [8, 9, 10, 11], 5)], (
+    assert recorder.inserts == [("node of another request", [8, 9, 10, 11], 5)], (
         "two blocks were reused, one is new: does it follow last_published?"
     )
 
 
 @pytest.mark.exercise("block_manager.BlockManager.publish")
 def test_a_request_without_blocks_publishes_nothing():
-    """It was preempted while its step was computed: its blocks are somebody else's now."""
+    """It was preempted while its step was computed: its blocks belong to another one now."""
     manager, recorder, request = make_recorded(range(8), [])
     error = error_of(manager.publish, request, 8)
     assert error is None, "its blocks are gone: do you ask for more of them than the table has?"
     assert recorder.inserts == [], "whose blocks should these be?"
+
+
+@pytest.mark.exercise("block_manager.BlockManager.publish")
+def test_blocks_are_those_of_the_table_in_its_order():
+    """Three blocks in no order, each behind the one before it."""
+    manager, recorder, request = make_recorded(range(12), [7, 3, 5])
+    manager.publish(request, 12)
+    assert [block_id for _, _, block_id in recorder.inserts] == [7, 3, 5], (
+        "the table is [7, 3, 5]: do its blocks keep their order?"
+    )
+    assert [parent for parent, _, _ in recorder.inserts] == [None, "node 7", "node 3"], (
+        "the third block follows the node of the second: which parent do you pass?"
+    )
+    assert request.block_table == [7, 3, 5], "publishing leaves the table as it is"
 
 
 # -- BlockManager.free --
@@ -501,7 +552,7 @@ def test_all_blocks_come_back():
     manager.allocate(request, 10)
     manager.free(request)
     assert manager.pool.num_free == 4, "all three blocks are free again: do you give back each?"
-    assert manager.pool.ref_counts == [0, 0, 0, 0], "it was the only owner: nobody owns them now"
+    assert manager.pool.ref_counts == [0, 0, 0, 0], "it was the only owner: they have none now"
 
 
 @pytest.mark.exercise("block_manager.BlockManager.free")
@@ -525,7 +576,7 @@ def test_the_request_owns_nothing_afterwards():
     manager.allocate(request, 8)
     request.num_published_blocks, request.last_published = 2, "node 1"
     manager.free(request)
-    assert request.block_table == [], "its blocks are somebody else's: is the table still full?"
+    assert request.block_table == [], "it owns no block any more: is the table still full?"
     assert request.num_published_blocks == 0, "none of its next blocks is published: is it 0?"
     assert request.last_published is None, "its next block has no node before it: is it None?"
 
@@ -555,6 +606,19 @@ def test_contents_survive_their_request():
     manager.free(request)
     assert contents.block_ids == {0, 1}, (
         "the next request may begin with the same tokens: why forget the blocks now?"
+    )
+
+
+@pytest.mark.exercise("block_manager.BlockManager.free")
+def test_the_order_is_that_of_the_table():
+    """Block numbers say nothing: the table is [2, 0, 1]."""
+    manager = BlockManager(4, 4, prefixes=Contents(0, 1, 2))
+    request = make_request(range(12))
+    request.block_table = [2, 0, 1]
+    manager.pool.share([2, 0, 1])
+    manager.free(request)
+    assert list(manager.pool.free_ids) == [3, 1, 0, 2], (
+        "block 1 is the last of the table [2, 0, 1]: do you go by the blocks' numbers?"
     )
 
 
@@ -609,7 +673,7 @@ def test_a_fully_cached_prompt_still_leaves_its_last_token():
 
 
 def test_blocks_outlive_their_request_until_they_are_needed():
-    """Freed blocks with content are free and found, until somebody takes them."""
+    """Freed blocks with content are free and found, until they are taken."""
     manager = make_manager(num_blocks=3, cached=True)
     first = make_request(range(9), "a")
     run(manager, first)

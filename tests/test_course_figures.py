@@ -20,9 +20,9 @@ DOCS = Path(__file__).parent.parent / "docs"
 def make_trace():
     """a: prefill, decode, preempted; b beside it; one block is cached at the end."""
     steps = [
-        ([ChunkTrace("a", 0, 6, False, True, 0)], {"a": (0, 1)}, (), ()),
-        ([ChunkTrace("a", 6, 1, True, True, 0)], {"a": (0, 1), "b": (0, 2)}, (), ()),
-        ([ChunkTrace("b", 4, 1, True, True, 0)], {"b": (0, 2)}, ("a",), (1,)),
+        ([ChunkTrace("a", 0, 6, False, True)], {"a": (0, 1)}, (), ()),
+        ([ChunkTrace("a", 6, 1, True, True)], {"a": (0, 1), "b": (0, 2)}, (), ()),
+        ([ChunkTrace("b", 4, 1, True, True)], {"b": (0, 2)}, ("a",), (1,)),
     ]
     trace = Trace(4, 4, began=0.0, arrivals={"a": 0.0, "b": 0.0})
     for index, (chunks, tables, preempted, cached) in enumerate(steps):

@@ -13,9 +13,9 @@ pytestmark = pytest.mark.course
 def make_trace():
     """a: a prompt of 6 tokens, then decode, then preempted; b's prompt of 9 in two chunks."""
     steps = [
-        ([ChunkTrace("a", 0, 6, False, True, 0), ChunkTrace("b", 0, 4, False, False, 0)], ()),
-        ([ChunkTrace("a", 6, 1, True, True, 0), ChunkTrace("b", 4, 5, False, True, 0)], ()),
-        ([ChunkTrace("b", 9, 1, True, True, 0)], ("a",)),
+        ([ChunkTrace("a", 0, 6, False, True), ChunkTrace("b", 0, 4, False, False)], ()),
+        ([ChunkTrace("a", 6, 1, True, True), ChunkTrace("b", 4, 5, False, True)], ()),
+        ([ChunkTrace("b", 9, 1, True, True)], ("a",)),
     ]
     trace = Trace(0, 1, began=0.0, arrivals={"a": 0.0, "b": 0.0})
     for index, (chunks, preempted) in enumerate(steps):

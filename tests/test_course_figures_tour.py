@@ -13,7 +13,7 @@ def make_trace(*steps):
     """Steps given as (end in seconds, whether each chunk decodes)."""
     trace = Trace(4, 4, began=0.0)
     for index, (end, decodes) in enumerate(steps):
-        chunks = tuple(ChunkTrace(str(i), 0, 1, d, True, 0) for i, d in enumerate(decodes))
+        chunks = tuple(ChunkTrace(str(i), 0, 1, d, True) for i, d in enumerate(decodes))
         times = {"index": index, "start": end - 0.01, "end": end, "num_waiting": 0}
         tables = {"block_tables": {}, "cached_blocks": frozenset()}
         nobody = {"preempted": (), "finished": ()}

@@ -173,7 +173,7 @@ LENS = {  # requests of these lengths
 
 @pytest.mark.parametrize("lens", LENS.values(), ids=LENS.keys())
 def test_every_key_belongs_to_one_item(lens: list[int]) -> None:
-    """A request's items lie one after the other, chunk by chunk; what is left over is nobody's."""
+    """A request's items lie one after the other, chunk by chunk; the rest is unused."""
     plan = Plan(torch.tensor(lens, dtype=torch.int32, device=DEVICE))
     size = plan.chunk_size.item()
     assert size > 0 and size % KEYS == 0
@@ -278,7 +278,7 @@ def test_equal_scores_give_the_mean_of_the_values() -> None:
 
 
 def test_what_was_not_written_changes_no_bit() -> None:
-    """Slots past a request's length, and blocks of nobody, may hold any finite number."""
+    """Slots past a request's length, and blocks of no request, may hold any finite number."""
     batch = PagedBatch([5, 70, 16, 130], 2, 64)
     q = batch.queries(4, 4).to(DEVICE)
 
@@ -316,8 +316,8 @@ def test_a_plan_serves_every_layer() -> None:
         assert torch.equal(given, decode_attention(*there))
 
 
-def test_padding_rows_disturb_nobody() -> None:
-    """Rows of length 1, all in one block that is nobody's."""
+def test_padding_rows_change_no_other_row() -> None:
+    """Rows of length 1, all in the padding block."""
     batch = PagedBatch([70, 9], 1, 16)
     table = torch.cat((batch.table, batch.table[1:, -1:].expand(3, batch.table.shape[1])))
     lens = torch.tensor([70, 9, 1, 1, 1], dtype=torch.int32)

@@ -82,6 +82,27 @@ def test_logits_keep_their_values() -> None:
     )
 
 
+@pytest.mark.exercise("drawing.weigh")
+def test_temperatures_keep_their_values() -> None:
+    """They are the rows' settings, and hold for the next step too."""
+    temperature = torch.tensor([0.5, 0.0])
+    weigh(torch.tensor([[1.0, 2.0]] * 2), temperature)
+    assert temperature.tolist() == [0.5, 0], (
+        "the temperatures are the rows' own, read again in the next step: do you write into them?"
+    )
+
+
+@pytest.mark.exercise("drawing.weigh")
+def test_memory_that_is_handed_in_may_be_used() -> None:
+    """With it and without it the weights are the same, and the logits stay."""
+    logits, buffer = torch.tensor([[1.0, 2.0]]), torch.full((1, 2), 7.0)
+    expected = weigh(logits, torch.tensor([0.5])).tolist()
+    assert weigh(logits, torch.tensor([0.5]), out=buffer).tolist() == expected, (
+        "what stood in `out` before does not count"
+    )
+    assert logits.tolist() == [[1, 2]], "the logits are needed again: is only `out` written to?"
+
+
 def test_temperature_divides_the_logits() -> None:
     """.25 : .75 becomes .1 : .9 at 0.5, since odds are squared."""
     weights = weigh(logits_of(0.25, 0.75).expand(3, 2), torch.tensor([1.0, 0.5, 100]))
@@ -176,6 +197,18 @@ def test_a_row_of_nan_gets_some_place() -> None:
     assert sampling_calls.invert_cdf([math.nan, math.nan], 0.5)[0] in (0, 1), (
         "no sum of NaN exceeds anything: is a place behind the last clamped?"
     )
+
+
+@pytest.mark.exercise("drawing.invert_cdf")
+def test_masses_and_uniforms_are_only_read() -> None:
+    """The weights serve the filters afterwards; each row has its own place."""
+    masses = torch.tensor([[0.5, 0.25, 0.25], [0.5, 0.25, 0.25]])
+    uniforms = torch.tensor([0.6, 0.25], dtype=torch.float64)
+    places, rest = invert_cdf(masses, uniforms)
+    assert places.tolist() == [1, 0], "0.6 and 0.25: has each row its own place?"
+    assert rest.dtype == torch.float64, "the rest is used again: is it float64, like the uniforms?"
+    assert masses.tolist() == [[0.5, 0.25, 0.25]] * 2, "the masses are only read"
+    assert uniforms.tolist() == [0.6, 0.25], "the uniforms are only read: do you write into them?"
 
 
 def test_inverse_cdf_splits_0_to_1_by_mass() -> None:

@@ -40,22 +40,20 @@ def step(index, chunks, *, preempted=(), finished=(), tables, cached=()):
 def make_trace(num_blocks=20):
     """a: prefill, decode, preempted, resumed from the cache. b: waits, prefill, decode."""
     prompt_a, prompt_b = (
-        ChunkTrace("a", 0, 6, False, True, 0),
-        ChunkTrace("b", 0, 4, False, True, 0),
+        ChunkTrace("a", 0, 6, False, True),
+        ChunkTrace("b", 0, 4, False, True),
     )
     steps = [
         step(0, [prompt_a], tables={"a": (0, 1)}),
-        step(
-            1, [ChunkTrace("a", 6, 1, True, True, 0), prompt_b], tables={"a": (0, 1), "b": (0, 2)}
-        ),
+        step(1, [ChunkTrace("a", 6, 1, True, True), prompt_b], tables={"a": (0, 1), "b": (0, 2)}),
         step(
             2,
-            [ChunkTrace("b", 4, 1, True, True, 0)],
+            [ChunkTrace("b", 4, 1, True, True)],
             preempted=("a",),
             tables={"b": (0, 2)},
             cached=[1],
         ),
-        step(3, [ChunkTrace("a", 4, 4, False, True, 4)], tables={"a": (0, 1)}, finished=("a",)),
+        step(3, [ChunkTrace("a", 4, 4, False, True)], tables={"a": (0, 1)}, finished=("a",)),
     ]
     return Trace(num_blocks, 4, began=0.0, steps=steps, arrivals={"a": 0.0, "b": 0.0})
 
@@ -135,7 +133,7 @@ def test_timeline_legend_names_only_what_is_there():
 def test_timeline_of_many_requests_and_of_none():
     """Numbers go before they overlap; an empty trace is an empty picture."""
     trace = Trace(8, 4, began=0.0, arrivals={str(i): 0.0 for i in range(100)})
-    trace.steps.append(step(0, [ChunkTrace("7", 0, 4, False, True, 0)], tables={"7": (0,)}))
+    trace.steps.append(step(0, [ChunkTrace("7", 0, 4, False, True)], tables={"7": (0,)}))
     figure, ax = draw(request_timeline, trace)
     assert texts(ax) == []
     assert 20 <= len(ax.get_yticks()) <= 34

@@ -80,6 +80,17 @@ def test_top_p_1_removes_nothing() -> None:
     assert count_top_p([5, 3, 2], 0.9999, mass=20) == 3, "never more than there are candidates"
 
 
+@pytest.mark.exercise("filters.count_top_p")
+def test_counting_changes_no_weights() -> None:
+    """The candidates are drawn from afterwards; each row has its own count."""
+    weights = torch.tensor([[5.0, 3, 2], [5, 3, 2]])
+    masses, top_p = torch.full((2,), 10.0).double(), torch.tensor([0.7, 0.1]).double()
+    counts = filters.count_top_p(weights, torch.tensor([3, 3]), masses, top_p)
+    assert counts.tolist() == [2, 1], "0.7 and 0.1 of 10: has each row its own share?"
+    assert weights.tolist() == [[5, 3, 2]] * 2, "the weights are drawn from later: do they change?"
+    assert masses.tolist() == [10, 10], "the masses are only read"
+
+
 def test_top_k_keeps_the_k_most_probable() -> None:
     """In their places, in their proportions, and nothing else."""
     probs = next_token_probs(logits_of(0.1, 0.3, 0.2, 0.2), make_rows(1, top_k=2))

@@ -125,7 +125,7 @@ def test_each_program_does_the_tile_of_its_number() -> None:
     """8 tokens, 4 for each of 2 programs."""
     slots = slot_mapping_kernel([[1], [0]], [0, 1] * 4, [0, 0, 1, 1, 2, 2, 3, 3], 4)
     assert slots == [4, 0, 5, 1, 6, 2, 7, 3], (
-        "-1: nobody wrote there. Which tile does program 1 do?"
+        "-1: no program wrote there. Which tile does program 1 handle?"
     )
 
 

@@ -1,10 +1,8 @@
 """Leader and workers: what is said of a step, once, and what a worker makes of it."""
 
 import json
-import os
-import signal
 import sys
-import threading
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from row_makers import make_request
 
-from minivllm.leader import Directory, Follower, StepMessage, Watched, uninterrupted
+from minivllm.leader import Directory, Follower, StepMessage, WatchedEvent
 from minivllm.request import Chunk
 
 
@@ -150,8 +148,16 @@ def test_messages_are_json():
 # -- a worker's side --
 
 
+@dataclass
+class Plan:
+    """What a runner plans of a step; a dataclass, as the real one is."""
+
+    chunks: list[Chunk]
+    is_plain: bool = True
+
+
 class Runner:
-    """Notes what is asked of it; it has `num_rows` rows."""
+    """Records its calls; it has `num_rows` rows."""
 
     def __init__(self, num_rows=2):
         self.num_rows, self.holding = num_rows, set()
@@ -162,7 +168,7 @@ class Runner:
         if len(self.holding) > self.num_rows:
             raise LookupError(f"{len(self.holding)} requests for {self.num_rows} rows")
         self.chunks.append(list(chunks))
-        return SimpleNamespace(is_plain=True, chunks=list(chunks))
+        return Plan(list(chunks))
 
     def step(self, plan):
         self.stepped.append(plan)
@@ -257,38 +263,6 @@ def test_directory_and_followers_agree():
 # -- around it --
 
 
-@pytest.fixture
-def _interrupts_raise():
-    """As in a terminal: in a script's background, SIGINT is ignored from the start."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("_interrupts_raise")
-def test_ctrl_c_waits_until_the_end():
-    """Broken off in a step, the leader would leave the others waiting."""
-    reached = []
-    with pytest.raises(KeyboardInterrupt), uninterrupted():
-        os.kill(os.getpid(), signal.SIGINT)
-        reached.append("the end")
-    assert reached == ["the end"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_other_threads_are_not_interrupted_anyway():
-    """Signals are the main thread's: nothing is set there."""
-    before = signal.getsignal(signal.SIGINT)
-
-    def run():
-        with uninterrupted():
-            assert signal.getsignal(signal.SIGINT) is before
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-
-
 def test_an_event_that_does_not_come_is_explained():
     """A GPU waits for ever in a sum; the host looks after the workers meanwhile."""
     looks = []
@@ -299,6 +273,6 @@ def test_an_event_that_does_not_come_is_explained():
             raise RuntimeError("worker 1 of 2 ended")
 
     with pytest.raises(RuntimeError, match="worker 1"):
-        Watched(SimpleNamespace(query=lambda: False), check).synchronize()
-    Watched(SimpleNamespace(query=lambda: True), check).synchronize()
+        WatchedEvent(SimpleNamespace(query=lambda: False), check).synchronize()
+    WatchedEvent(SimpleNamespace(query=lambda: True), check).synchronize()
     assert len(looks) == 3

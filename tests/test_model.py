@@ -388,7 +388,13 @@ class Part(nn.Module):
         super().__init__()
         self.answer = answer
 
-    def forward(self, x: Tensor, *rest: Any) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        cos: Tensor | None = None,
+        sin: Tensor | None = None,
+        attend: Callable[..., Tensor] | None = None,
+    ) -> Tensor:
         return self.answer(x)
 
 
@@ -507,6 +513,16 @@ def test_two_layers_give_what_transformers_computed(tmp_path: Path) -> None:
     assert distance(hidden, "final norm") < 1e-4, "transformers' numbers, in tiny_llama.json"
 
 
+@pytest.mark.exercise("model.DecoderLayer.forward")
+def test_a_layer_keeps_the_dtype_of_the_stream() -> None:
+    """bfloat16 in, bfloat16 out."""
+    built = DecoderLayer(small_config(), 0, ops).bfloat16()
+    built.self_attn, built.mlp = Part(always(1)), Part(always(10))
+    angles = torch.ones(1, 1), torch.zeros(1, 1)
+    out = built.forward(torch.ones(1, 2).bfloat16(), *angles, lambda _, q, k, v: q)
+    assert out.dtype == torch.bfloat16, "the stream is bfloat16: where does it become float32?"
+
+
 def test_the_stored_numbers_are_those_of_transformers(tmp_path: Path) -> None:
     """The installed transformers computes from that checkpoint what the file says."""
     transformers, model = the_oracle(), stored_model(tmp_path)
@@ -570,6 +586,15 @@ def test_logits_are_those_that_transformers_computed(tmp_path: Path) -> None:
     hidden = torch.tensor(STORED["stages"]["final norm"])
     found = stored_model(tmp_path).logits(hidden)
     assert distance(found, "logits") < 1e-4, "transformers' numbers, in tiny_llama.json"
+
+
+@pytest.mark.exercise("model.CausalLM.logits")
+def test_hidden_is_only_read() -> None:
+    """It may be needed again."""
+    model = CausalLM(small_config(tie_word_embeddings=True), max_len=4)
+    hidden = torch.ones(3, 2)
+    assert model.logits(hidden).shape == (3, 2), "one row for each vector, one score for each token"
+    assert hidden.tolist() == [[1, 1]] * 3, "hidden is only read: do you write into it?"
 
 
 # -- the real model --

@@ -118,6 +118,43 @@ def test_a_step_that_samples_nothing_gives_no_logits():
     )
 
 
+@pytest.mark.exercise("model_runner.ModelRunner.forward")
+def test_each_layer_has_its_own_caches():
+    """Three layers: what the first one stored must not be what the last one reads."""
+    engine, request, seen = make_engine(), make_request("a", [3, 1], 5), []
+    runner = engine.runner
+    runner.kv_cache = torch.zeros(3, *runner.kv_cache.shape[1:])
+
+    class ThreeLayers(StandInModel):
+        def __call__(self, input_ids, positions, attend):
+            keys = torch.ones(len(input_ids), 1, 1)
+            for layer in range(3):
+                hidden = attend(layer, keys, keys, keys)[:, 0]
+            return hidden
+
+    def layer_of(k_cache, v_cache):
+        keys = [runner.kv_cache[layer, 0].data_ptr() for layer in range(3)]
+        values = [runner.kv_cache[layer, 1].data_ptr() for layer in range(3)]
+        return keys.index(k_cache.data_ptr()), values.index(v_cache.data_ptr())
+
+    def store(k, v, k_cache, v_cache, slots):
+        seen.append(layer_of(k_cache, v_cache))
+
+    def attention(q, k_cache, v_cache, metadata, scale):
+        seen.append(layer_of(k_cache, v_cache))
+        return q
+
+    runner.model = ThreeLayers()
+    runner.ops = SimpleNamespace(
+        slot_mapping=STAND_IN_OPS.slot_mapping, store_kv=store, attention=attention
+    )
+    engine.memory.allocate(request, 2)
+    runner.forward(runner.plan([Chunk(request, 0, 2, True, False)]))
+    assert seen == [(0, 0), (0, 0), (1, 1), (1, 1), (2, 2), (2, 2)], (
+        "three layers store and look, one after the other: does each use the caches of its number?"
+    )
+
+
 @pytest.mark.parametrize("parts", [[9], [4, 5], [1] * 9, [8, 1], [3, 3, 3]])
 def test_a_prompt_in_any_chunks_gives_one_token(parts):
     """One prefill, chunks, single tokens: all the same to the model."""
@@ -206,7 +243,7 @@ class Favourites(StandInModel):
         ({"repetition_penalty": 1e9}, [3, 2, 1, 3, 3, 3]),
     ],
 )
-def test_penalties_see_the_tokens_of_steps_that_nobody_has_read(penalty, expected):
+def test_penalties_see_the_tokens_of_unread_steps(penalty, expected):
     """Six steps in flight: each knows what those before it sampled, from the rows alone.
 
     The prompt has token 0, whose 0.5 only repetition minds. 2 - 1.25 is 0.75, and 2 - 2 x 0.75 is
@@ -219,7 +256,7 @@ def test_penalties_see_the_tokens_of_steps_that_nobody_has_read(penalty, expecte
     assert launch_all(engine, request, 6) == expected
 
 
-def test_min_tokens_hold_in_steps_that_nobody_has_read():
+def test_min_tokens_hold_in_unread_steps():
     """The stop token is the favourite, and comes third at the earliest."""
     engine = make_sampling_engine()
     engine.runner.model = Favourites()

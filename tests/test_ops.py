@@ -111,6 +111,15 @@ def test_rms_norm_rounds_before_the_weight_as_llama_does() -> None:
     )
 
 
+@pytest.mark.exercise("ops.rms_norm")
+def test_rms_norm_only_reads_its_arguments() -> None:
+    """The stream goes on, past the norm."""
+    x, weight = torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 10.0])
+    ops.rms_norm(x, weight, 0.0)
+    assert x.tolist() == [[3, 4]], "x is only read: in float32, is x.float() a copy?"
+    assert weight.tolist() == [1, 10], "the weight is only read: do you write into it?"
+
+
 def test_linear_multiplies_by_the_transposed_weight_and_adds_the_bias() -> None:
     """The weight's rows are outputs, as checkpoints store them."""
     x, weight = torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
@@ -141,6 +150,14 @@ def test_silu_mul_keeps_the_dtype_and_its_argument() -> None:
     out = ops.silu_mul(gate_up)
     assert (out.shape, out.dtype) == ((1, 2), torch.bfloat16)
     assert gate_up.tolist() == [[0, 2, 5, 3]], "gate_up is only read: do you write into it?"
+
+
+@pytest.mark.exercise("ops.silu_mul")
+def test_silu_is_a_number_at_both_ends() -> None:
+    """e^100 is more than float32 holds; silu(100) is 100, and silu(-100) is 0."""
+    assert silu_mul([[100, -100, 1, 1]]) == [[100, 0]], (
+        "e^100 is infinite in float32: does infinity divided by infinity stand there?"
+    )
 
 
 def test_embed_takes_one_row_per_id() -> None:
@@ -253,6 +270,15 @@ def test_apply_rope_keeps_bfloat16_and_rounds_once() -> None:
     assert torch.equal(out, exact), "the products are float32: do you round cos and sin?"
 
 
+@pytest.mark.exercise("ops.apply_rope")
+def test_apply_rope_only_reads_its_arguments() -> None:
+    """Queries and keys are views of one product."""
+    x, cos, sin = torch.tensor([[[1.0, 2.0]]]), torch.tensor([[0.6]]), torch.tensor([[0.8]])
+    out = ops.apply_rope(x, cos, sin)
+    assert x.tolist() == [[[1, 2]]], "x is only read: is x.float() a copy in float32?"
+    assert out.shape == (1, 1, 2), "the shape of x comes back"
+
+
 # -- attention of one request --
 
 
@@ -313,6 +339,18 @@ def test_attention_is_that_of_one_query_and_one_head_at_a_time() -> None:
     out = ops.prefill_attention(q, k, v, 0.3)
     assert (out.shape, out.dtype) == ((5, 6, 8), torch.float32), "tokens first, then heads"
     assert (out - expected).abs().max() < 1e-5, "not that of one query and one head at a time"
+
+
+@pytest.mark.exercise("ops.prefill_attention")
+def test_prefill_attention_keeps_dtype_and_arguments() -> None:
+    """bfloat16 in, bfloat16 out; queries, keys and values are only read."""
+    q, k, v = torch.ones(1, 1, 2), torch.ones(2, 1, 2), torch.ones(2, 1, 2)
+    ops.prefill_attention(q, k, v, 0.5)
+    assert (q == 1).all() and (k == 1).all() and (v == 1).all(), (
+        "q, k and v are only read: do you multiply the scale into one of them in place?"
+    )
+    out = ops.prefill_attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), 0.5)
+    assert out.dtype == torch.bfloat16, "the dtype of q comes back: where do you leave float32?"
 
 
 # -- paged cache --
@@ -460,6 +498,18 @@ def test_attention_asks_the_device_nothing() -> None:
     )
 
 
+@pytest.mark.exercise("ops.decode_attention")
+def test_decode_attention_keeps_dtype_and_arguments() -> None:
+    """bfloat16 in, bfloat16 out; the queries are only read."""
+    q, cache = torch.ones(1, 1, 2), torch.ones(1, 2, 1, 2)
+    table, lens = torch.zeros(1, 1, dtype=torch.int32), torch.tensor([2], dtype=torch.int32)
+    ops.decode_attention(q, cache, cache, table, lens, 2, 0.5)
+    assert (q == 1).all(), "q is only read: do you multiply the scale into it in place?"
+    low = q.bfloat16(), cache.bfloat16(), cache.bfloat16()
+    out = ops.decode_attention(*low, table, lens, 2, 0.5)
+    assert out.dtype == torch.bfloat16, "the dtype of q comes back: where do you leave float32?"
+
+
 BLOCK = 4
 
 
@@ -471,7 +521,7 @@ class Paged:
         self.lens, width = lens, max(lens) // BLOCK + 2
         order = torch.randperm(len(lens) * width + 1, generator=make)
         self.table = torch.zeros(len(lens), width, dtype=torch.int32)
-        # What was never written is large: whoever reads it is far off.
+        # What was never written is large: reading it gives a result that is far off.
         shape = (len(order), BLOCK, kv_heads, head_dim)
         self.k_cache, self.v_cache = torch.full(shape, 50.0), torch.full(shape, 50.0)
         self.k, self.v = [], []
@@ -563,7 +613,7 @@ def test_attention_in_bfloat16_is_float32_up_to_rounding(mix: str) -> None:
 
 
 def test_what_was_not_written_changes_nothing() -> None:
-    """Slots past a request's length, and blocks of nobody, may hold any finite number."""
+    """Slots past a request's length, and blocks of no request, may hold any finite number."""
     paged = Paged([5, 2, 4], kv_heads=1, head_dim=4)
     make = torch.Generator().manual_seed(2)
     prompts, decodes = torch.randn(6, 2, 4, generator=make), torch.randn(3, 2, 4, generator=make)

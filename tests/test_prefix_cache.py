@@ -96,10 +96,21 @@ def test_blocks_in_another_order_have_another_key():
 
 @pytest.mark.exercise("prefix_cache.hash_block")
 def test_a_key_is_a_number_and_the_same_each_time():
-    """Whoever asks later must get the same key."""
+    """A later call must get the same key."""
     key = hash_block(0, (7, 8))
     assert isinstance(key, int), f"{key!r} is no int: did you build the pair and not hash it?"
     assert hash_block(0, (7, 8)) == key, "the same block, asked again, has the same key"
+
+
+@pytest.mark.exercise("prefix_cache.hash_block")
+def test_every_token_counts_as_a_whole():
+    """Tokens in the middle too, and 1, 23 is not 12, 3."""
+    assert hash_block(0, (1, 2, 3)) != hash_block(0, (1, 9, 3)), (
+        "only the middle differs: do you look at the first and the last token alone?"
+    )
+    assert hash_block(0, (1, 23)) != hash_block(0, (12, 3)), (
+        "1, 23 and 12, 3 are the same digits: do you join the tokens to one text?"
+    )
 
 
 # -- PrefixCache.lookup --
@@ -242,12 +253,33 @@ def test_matching_changes_nothing():
     assert sorted(cache.by_block) == [10, 11], "who only asks changes nothing in the cache"
 
 
+@pytest.mark.exercise("prefix_cache.PrefixCache.match")
+def test_three_blocks_are_one_chain():
+    """Each block stands behind the one right before it."""
+    cache = PrefixCache(2)
+    nodes = filed_chain(cache, [1, 2, 3, 4, 5, 6], [10, 11, 12])
+    assert cache.match([1, 2, 3, 4, 5, 6, 0]) == nodes, (
+        "three blocks are known: is the third looked up behind the second, not behind the first?"
+    )
+
+
+@pytest.mark.exercise("prefix_cache.PrefixCache.match")
+def test_a_match_holds_the_tokens_asked_for():
+    """Here every key is 7: block 10 is found for (1, 2), and for nothing else."""
+    cache = PrefixCache(2, hash_function=lambda parent_key, token_ids: 7)
+    first = filed(cache, None, [1, 2], 10)
+    assert cache.match([1, 2, 0]) == [first]
+    assert cache.match([3, 4, 0]) == [], (
+        "block 10 holds (1, 2), only the key is the same: do you read `entries` without comparing?"
+    )
+
+
 # -- PrefixCache.forget --
 
 
 @pytest.mark.exercise("prefix_cache.PrefixCache.forget")
 def test_a_forgotten_block_is_not_found():
-    """It gets other content: who finds it by the old one reads somebody else's keys."""
+    """It gets other content: a request that finds it by the old one reads wrong keys."""
     cache = PrefixCache(2)
     first, second = filed_chain(cache, [1, 2, 3, 4], [10, 11])
     cache.forget(11)
@@ -341,6 +373,18 @@ def test_equal_tokens_behind_two_parents_are_two_nodes():
     assert behind_left is not behind_right, "(5, 6) twice, behind two beginnings: two nodes"
     assert found(cache, [1, 2, 5, 6, 0]) == [10, 12], "behind (1, 2) it is block 12"
     assert found(cache, [3, 4, 5, 6, 0]) == [11, 13], "behind (3, 4) it is block 13"
+
+
+@pytest.mark.exercise("prefix_cache.PrefixCache.insert")
+def test_a_colliding_key_is_not_a_known_block():
+    """One key, other tokens or another parent: the new block gets a node of its own."""
+    cache = PrefixCache(2, hash_function=lambda parent_key, token_ids: 7)
+    first = cache.insert(None, [1, 2], 10)
+    second = cache.insert(first, [1, 2], 11)
+    assert second is not first, (
+        "the same tokens behind another parent: do you take an equal key for equal content?"
+    )
+    assert (second.block_id, second.parent) == (11, first), "block 11 stands behind block 10"
 
 
 # -- all of it together --

@@ -1,5 +1,6 @@
 """The collectives, as one rank sees them, and the leader's messages; the ranks are threads."""
 
+import os
 import time
 
 import pytest
@@ -34,6 +35,34 @@ def test_gathered_parts_lie_in_the_order_of_the_ranks():
 
     expected = [[[0, 1], [1, 2]], [[10, 11], [1, 2]], [[20, 21], [1, 2]]]
     assert on_ranks(3, gather) == [expected] * 3
+
+
+def test_ranks_gather_without_the_private_name_as_well():
+    """A PyTorch without `_allgather_base` gathers the same with the public `allgather`."""
+
+    class Public:
+        def __init__(self, backend):
+            self.allgather = backend.allgather
+
+    def gather(group):
+        part = torch.arange(6.0).view(2, 3) + 10 * group.rank
+        expected = group.all_gather(part)
+        group.data = Public(group.data)
+        assert torch.equal(group.all_gather(part), expected)
+        return expected.shape
+
+    assert on_ranks(2, gather) == [(2, 2, 3)] * 2
+
+
+def test_a_local_group_leaves_the_environment_as_it_was(monkeypatch):
+    """It binds to the loopback interface, whatever interface the user has named for gloo."""
+    for before in ("eth7", None):
+        if before is None:
+            monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+        else:
+            monkeypatch.setenv("GLOO_SOCKET_IFNAME", before)
+        ProcessGroup(dist.HashStore(), 0, 1, local=True).use(torch.device("cpu"), 5)
+        assert os.environ.get("GLOO_SOCKET_IFNAME") == before
 
 
 def test_the_leaders_tensor_arrives_everywhere():
@@ -87,7 +116,7 @@ def test_a_rank_that_does_not_come_is_not_waited_for():
             time.sleep(1.5)
             return None
         started = time.monotonic()
-        with pytest.raises(GroupError, match="another rank is gone, or did not answer in time"):
+        with pytest.raises(GroupError, match="another rank has ended, or did not answer in time"):
             group.all_reduce(torch.ones(2))
         assert time.monotonic() - started < 1.4
         with pytest.raises(GroupError, match="another rank"):

@@ -30,7 +30,7 @@ def rows_for(*requests):
 
 @pytest.mark.exercise("rows.Rows.write_new_blocks")
 def test_each_request_gets_its_blocks_into_its_own_row():
-    """Whatever its place in the step; nobody else's row is touched."""
+    """Whatever its place in the step; no other row is touched."""
     first, second = make_request("a", [1], [7, 8]), make_request("b", [1], [3])
     rows, (a, b) = rows_for(first, second)
     rows.write_new_blocks([second, first], [b, a])
@@ -39,7 +39,7 @@ def test_each_request_gets_its_blocks_into_its_own_row():
         "b comes first in the step: does each table go into the request's own row?"
     )
     other = ({0, 1, 2} - {a, b}).pop()
-    assert not rows.block_table[other].any(), "a row that is in nobody's hands stays as it is"
+    assert not rows.block_table[other].any(), "a row without a request stays as it is"
 
 
 @pytest.mark.exercise("rows.Rows.write_new_blocks")
@@ -103,6 +103,26 @@ def test_all_new_blocks_travel_at_once():
         "nine blocks take more operations than one: does each request, or each block, get a copy"
         " of its own? On a GPU each costs a launch"
     )
+
+
+@pytest.mark.exercise("rows.Rows.write_new_blocks")
+def test_ids_in_any_order_go_to_their_own_places():
+    """Tables that descend, of different lengths; one of them has gained nothing."""
+    first, second, third = (
+        make_request(name, [1], table)
+        for name, table in (("a", [9, 4, 6]), ("b", [2]), ("c", [8, 1]))
+    )
+    rows, (a, b, c) = rows_for(first, second, third)
+    rows.write_new_blocks([second], [b])
+    rows.write_new_blocks([third, second, first], [c, b, a])
+    written = rows.block_table[[a, b, c], :3].tolist()
+    assert written == [[9, 4, 6], [2, 0, 0], [8, 1, 0]], (
+        "tables [9, 4, 6], [2], [8, 1]: is each id written to its own row and place?"
+    )
+    assert [rows.num_blocks[row] for row in (a, b, c)] == [3, 1, 2], (
+        "3, 1 and 2 entries are on the device: does num_blocks say so for each row?"
+    )
+    assert first.block_table == [9, 4, 6], "the request's table is only read"
 
 
 def test_a_row_is_given_back_and_written_anew():

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
 import sampling_calls
@@ -78,6 +79,29 @@ def test_logits_stay_for_the_logprobs() -> None:
     numbers = torch.tensor([0.5], dtype=torch.float64)
     choose(logits, make_rows(1), numbers, torch.empty(1, 2))
     assert logits.tolist() == [[1, 2]], "the logits are needed again: what do you write into them?"
+
+
+@pytest.mark.exercise("sampler.choose")
+def test_a_step_without_filters_does_not_filter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`any_filter` is known on the host; looking at every row costs time and changes nothing."""
+    calls = []
+
+    def draw_filtered(
+        token_ids: Tensor,
+        logits: Tensor,
+        weights: Tensor,
+        settings: Any,
+        uniforms: Tensor,
+        candidates: Any = (),
+    ) -> Tensor:
+        calls.append(len(token_ids))
+        return token_ids
+
+    monkeypatch.setattr(sampler_module, "draw_filtered", draw_filtered)
+    sampling_calls.choose([[0, LN3]], [0.2])
+    assert calls == [], "no row filters, and `any_filter` says so: do you filter all the same?"
+    sampling_calls.choose([[0, LN3]], [0.2], top_k=1)
+    assert calls, "a row filters: is draw_filtered called?"
 
 
 # -- greedy ------------------------------------------------------------------------------
@@ -223,7 +247,7 @@ def test_the_flags_change_no_token() -> None:
 
 
 def test_a_step_in_slices_gives_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How many rows fit the cache is nobody's business."""
+    """The number of rows that fit the cache changes no token."""
     logits = torch.randn(20, 1000, generator=torch.Generator().manual_seed(0))
     settings = make_rows(20, top_p=0.9, seed=range(20))
     whole = sample(logits, settings, torch.arange(20))
@@ -330,6 +354,21 @@ def test_the_noise_is_that_of_the_kernel() -> None:
     assert gumbel_sample([[0.0] * 1000] * 2, [1, 1], [0, 1], [0, 5]) == GUMBEL_IDS, (
         "a row's bits are hash_counter(seed, position), a token's hash_counter(those, its id)"
     )
+
+
+@pytest.mark.exercise("sampler.gumbel_sample")
+def test_the_gumbel_form_only_reads_its_arguments() -> None:
+    """Logits of any type, -inf where a token cannot be."""
+    logits, temperature = torch.tensor([[1.0, -INF]] * 2), torch.tensor([0.0, 0.5])
+    seeds = positions = torch.tensor([0, 1])
+    assert gumbel_sample(logits.bfloat16(), temperature, seeds, positions).tolist() == [0, 0], (
+        "token 1 cannot be: does -inf stay the smallest?"
+    )
+    gumbel_sample(logits, temperature, seeds, positions)
+    assert logits.tolist() == [[1, -INF]] * 2, (
+        "the logits are only read: do you add noise in place?"
+    )
+    assert temperature.tolist() == [0, 0.5], "temperatures are the rows' own: do you change them?"
 
 
 def test_distribution_of_the_gumbel_form() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from minivllm.block_manager import BlockManager
 from minivllm.config import EngineConfig
+from minivllm.prefix_cache import PrefixCache
 from minivllm.request import Chunk, Request, SamplingParams, SchedulerOutput
 from minivllm.scheduler import Scheduler, TokenCounter, finish_reason, next_chunk
 
@@ -269,7 +270,7 @@ def test_known_tokens_count_as_computed():
     request = make_request("a", 30)
     scheduler.admit(request)
     assert request.num_computed_tokens == 16, "16 tokens were found computed: do they count?"
-    assert request.num_cached_tokens == 16, "16 tokens were found: did you note it?"
+    assert request.num_cached_tokens == 16, "16 tokens were found: is num_cached_tokens set?"
     assert scheduler.memory.tokens_of == {"a": 30}, (
         "allocate is told how many tokens the request has in all: did you take off the known ones?"
     )
@@ -289,7 +290,20 @@ def test_after_a_preemption_the_answer_is_prefill_too():
 
 
 @pytest.mark.exercise("scheduler.Scheduler.admit")
-def test_who_is_not_admitted_holds_nothing():
+def test_cached_tokens_are_counted_once():
+    """Preempted and admitted again: what it finds now it has computed itself."""
+    scheduler = make_scheduler(memory=Store(100, known=16))
+    request = make_request("a", 30)
+    request.num_preemptions, request.num_prefill_tokens, request.num_cached_tokens = 1, 30, 4
+    scheduler.admit(request)
+    assert request.num_computed_tokens == 16, "16 tokens are computed, no matter by which request"
+    assert request.num_cached_tokens == 4, (
+        "4 tokens were cached at the first admission: does the second one change that count?"
+    )
+
+
+@pytest.mark.exercise("scheduler.Scheduler.admit")
+def test_a_refused_request_holds_no_memory():
     """40 of 50 are taken, 30 wanted, 16 of them known."""
     scheduler = make_scheduler(memory=Store(50, known=16))
     running(scheduler, "old", 40)
@@ -314,16 +328,16 @@ def test_a_newcomer_leaves_the_watermark_to_those_that_run():
 
 
 @pytest.mark.exercise("scheduler.Scheduler.admit")
-def test_with_nobody_running_no_watermark_is_kept():
-    """A reserve of 10 in a memory for 100, for nobody."""
+def test_without_running_requests_no_watermark_is_kept():
+    """A reserve of 10 in a memory for 100, and no running request."""
     scheduler = make_scheduler(memory=Store(100, reserve=10))
     assert scheduler.admit(make_request("a", 95)), (
-        "nobody runs, so the reserve is for nobody: would `a` have to wait for ever?"
+        "no request runs that could use the reserve: would `a` have to wait for ever?"
     )
 
 
 @pytest.mark.exercise("scheduler.Scheduler.admit")
-def test_who_is_still_computed_by_a_step_in_flight_has_to_wait():
+def test_a_request_in_flight_is_not_admitted():
     """Preempted while its last step was on its way: a token of it is not read yet."""
     scheduler = make_scheduler(memory=Store(100))
     request = make_request("a", 30)
@@ -334,11 +348,36 @@ def test_who_is_still_computed_by_a_step_in_flight_has_to_wait():
     assert scheduler.memory.tokens_of == {}, "it waits, so it holds nothing"
 
 
+@pytest.mark.exercise("scheduler.Scheduler.admit")
+def test_cached_tokens_belong_to_the_prefill():
+    """The memory knows 16 of 30: position 16 is still a prompt's."""
+    scheduler = make_scheduler(memory=Store(100, known=16))
+    request = make_request("a", 30)
+    scheduler.admit(request)
+    assert request.num_prefill_tokens == 30, (
+        "all 30 tokens come before decoding: do you take off those that were found?"
+    )
+    assert not request.is_decoding, "14 tokens of the prompt are not computed yet"
+
+
+@pytest.mark.exercise("scheduler.Scheduler.admit")
+def test_every_admission_sets_the_prefill_anew():
+    """Admitted with 4 tokens, preempted with 7."""
+    scheduler = make_scheduler(memory=Store(100))
+    request = make_request("a", 4)
+    request.num_preemptions, request.num_prefill_tokens = 1, 4
+    request.token_ids += [5, 6, 7]
+    scheduler.admit(request)
+    assert request.num_prefill_tokens == 7, (
+        "it was admitted before, with 4 tokens: does num_prefill_tokens still say so?"
+    )
+
+
 # -- Scheduler.schedule_waiting --
 
 
 @pytest.mark.exercise("scheduler.Scheduler.schedule_waiting")
-def test_who_runs_waits_no_longer():
+def test_an_admitted_request_leaves_the_queue():
     """From the queue's head to the end of `running`, with a chunk in the step."""
     scheduler = make_scheduler(requests=[make_request("a")])
     running(scheduler, "old", 6)
@@ -362,7 +401,7 @@ def test_prompts_fill_the_budget_in_order_of_arrival():
 
 
 @pytest.mark.exercise("scheduler.Scheduler.schedule_waiting")
-def test_what_the_step_has_already_comes_off_the_budget():
+def test_chunks_in_the_step_count_against_the_budget():
     """Budget 10, one token of it taken by a decode."""
     scheduler = make_scheduler(budget=10, requests=[make_request("b", 20)])
     output = SchedulerOutput([Chunk(make_request("a"), 4, 1, samples=True, is_decode=True)])
@@ -374,7 +413,7 @@ def test_what_the_step_has_already_comes_off_the_budget():
 
 
 @pytest.mark.exercise("scheduler.Scheduler.schedule_waiting")
-def test_an_empty_budget_admits_nobody():
+def test_an_empty_budget_admits_no_request():
     """All of it went to the running ones: a chunk of no tokens would be no chunk."""
     scheduler = make_scheduler(budget=1, requests=[make_request("b", 20)])
     output = SchedulerOutput([Chunk(make_request("a"), 4, 1, samples=True, is_decode=True)])
@@ -394,7 +433,7 @@ def test_no_more_requests_run_than_there_are_rows():
 
 
 @pytest.mark.exercise("scheduler.Scheduler.schedule_waiting")
-def test_nobody_overtakes():
+def test_no_request_overtakes():
     """20 of 100 are taken: 90 do not fit, 2 behind them would."""
     requests = [make_request("big", 90), make_request("small", 2)]
     scheduler = make_scheduler(max_tokens=100, requests=requests)
@@ -408,7 +447,7 @@ def test_nobody_overtakes():
 
 
 @pytest.mark.exercise("scheduler.Scheduler.schedule_waiting")
-def test_who_does_not_fit_now_waits():
+def test_a_request_that_does_not_fit_now_waits():
     """Memory comes free when those that run come to their end."""
     scheduler = make_scheduler(max_tokens=100, requests=[make_request("big", 90)])
     running(scheduler, "old", 20)
@@ -421,21 +460,21 @@ def test_who_does_not_fit_now_waits():
 
 
 @pytest.mark.exercise("scheduler.Scheduler.schedule_waiting")
-def test_who_can_never_fit_fails_alone():
-    """Nobody holds memory, and 50 tokens do not fit into 20."""
+def test_only_the_request_that_can_never_fit_fails():
+    """No request holds memory, and 50 tokens do not fit into 20."""
     requests = [make_request("huge", 50), make_request("b", 4)]
     scheduler = make_scheduler(max_tokens=20, requests=requests)
     output = SchedulerOutput()
     error = error_of(scheduler.schedule_waiting, output)
     assert error is None, "one request fails, the engine goes on: do you raise?"
     assert names(output.failed) == ["huge"], (
-        "nobody runs, so no memory will come free: does huge wait for ever?"
+        "no request runs, so no memory will become free: does huge wait for ever?"
     )
     assert plan(output) == ["b prefills 4"], "huge failed alone: does the next one get its turn?"
 
 
 @pytest.mark.exercise("scheduler.Scheduler.schedule_waiting")
-def test_nobody_fails_while_a_step_is_unread():
+def test_no_request_fails_while_a_step_is_unread():
     """A finished request keeps its memory until the last step that writes to it is read."""
     scheduler = make_scheduler(max_tokens=20, requests=[make_request("a", 15)])
     scheduler.memory.tokens_of["ended"] = 10
@@ -459,7 +498,7 @@ def test_room_that_is_there_is_taken():
         "the 7th token fits: do you ask for more than one, or is a `return True` missing?"
     )
     assert scheduler.memory.tokens_of == {"a": 7}, "6 are computed: is there room for the 7th?"
-    assert names(output.preempted) == [], "there was room: nobody has to go"
+    assert names(output.preempted) == [], "there was room: no request has to be preempted"
 
 
 @pytest.mark.exercise("scheduler.Scheduler.make_room")
@@ -491,33 +530,33 @@ def test_as_many_go_as_must_and_no_more():
 
 @pytest.mark.exercise("scheduler.Scheduler.make_room")
 def test_the_newest_gives_way_itself():
-    """The newest one needs a token, and nobody is newer."""
+    """The newest one needs a token itself."""
     scheduler = make_scheduler(max_tokens=12)
     _, new = running(scheduler, "old", 6), running(scheduler, "new", 6)
     output = SchedulerOutput()
     assert scheduler.make_room(new, output) is False, (
-        "new was thrown out itself and owns nothing: may it still compute a token?"
+        "new was preempted itself and owns nothing: may it still compute a token?"
     )
-    assert names(output.preempted) == ["new"], "nobody is newer than new: it goes itself"
+    assert names(output.preempted) == ["new"], "new is the newest: it is preempted itself"
     assert names(scheduler.running) == ["old"], "old has done nothing wrong"
 
 
 @pytest.mark.exercise("scheduler.Scheduler.make_room")
-def test_who_is_alone_and_does_not_fit_fails():
+def test_a_request_that_is_alone_and_does_not_fit_fails():
     """A memory for 6 tokens, and a 7th is needed."""
     scheduler = make_scheduler(max_tokens=6, requests=[make_request("next")])
     request, output = running(scheduler, "a", 6), SchedulerOutput()
     error = error_of(scheduler.make_room, request, output)
     assert error is None, "one request fails, the engine goes on: do you raise?"
     assert names(output.preempted) == [], (
-        "alone, it would come back, grow and be thrown out again, for ever: who ends that?"
+        "alone, it would come back, grow and be preempted again, for ever: who ends that?"
     )
     assert names(output.failed) == ["a"], "it needs 7 tokens, there are 6 in all: it fails"
     assert names(scheduler.running) == [], "it has ended: does it still stand in `running`?"
 
 
 @pytest.mark.exercise("scheduler.Scheduler.make_room")
-def test_who_fails_gets_no_token():
+def test_a_failed_request_gets_no_token():
     """The answer is False for it, too."""
     scheduler = make_scheduler(max_tokens=6)
     request = running(scheduler, "a", 6)
@@ -525,7 +564,7 @@ def test_who_fails_gets_no_token():
 
 
 @pytest.mark.exercise("scheduler.Scheduler.make_room")
-def test_who_is_alone_waits_while_a_step_is_unread():
+def test_a_request_that_is_alone_waits_for_unread_steps():
     """A finished request keeps its memory until the last step that writes to it is read."""
     scheduler = make_scheduler(max_tokens=10)
     request, output = running(scheduler, "a", 6), SchedulerOutput()
@@ -536,6 +575,28 @@ def test_who_is_alone_waits_while_a_step_is_unread():
         "a step is unread, memory comes free with it: do you ask num_unread_steps?"
     )
     assert names(scheduler.running) == ["a"], "it keeps its place, and all that it has"
+
+
+@pytest.mark.exercise("scheduler.Scheduler.make_room")
+def test_a_decoding_request_may_use_the_watermark():
+    """The reserve of 5 in a memory for 10 is there for requests that grow."""
+    scheduler = make_scheduler(memory=Store(10, reserve=5))
+    request, output = running(scheduler, "a", 6), SchedulerOutput()
+    assert scheduler.make_room(request, output) is True, (
+        "7 of 10 fit, the reserve is for requests like this: do you keep the watermark from it?"
+    )
+
+
+@pytest.mark.exercise("scheduler.Scheduler.make_room")
+def test_a_request_that_waits_for_an_unread_step_is_not_preempted():
+    """It would lose what it has, for nothing."""
+    scheduler = make_scheduler(max_tokens=10)
+    request, output = running(scheduler, "a", 6), SchedulerOutput()
+    scheduler.memory.tokens_of["ended"] = 4
+    scheduler.num_unread_steps = 1
+    scheduler.make_room(request, output)
+    assert names(output.preempted) == [], "it is alone: whom does its preemption help?"
+    assert scheduler.memory.tokens_of["a"] == 6, "it keeps the memory for its 6 tokens"
 
 
 # -- Scheduler.schedule: order and budget --
@@ -560,7 +621,7 @@ def test_decodes_go_first_and_prompts_fill_the_rest():
     running(scheduler, "a", 4)
     output = scheduler.schedule()
     assert plan(output) == ["a decodes 1", "b prefills 9"], (
-        "a is answering, b is new: does everybody that decodes get a token before any prompt?"
+        "a is answering, b is new: does every decoding request get a token before any prompt?"
     )
     read(scheduler, output)
     output = scheduler.schedule()
@@ -662,15 +723,15 @@ def test_the_newest_request_is_preempted_and_comes_back_first():
     running(scheduler, "new", 6)
     output = scheduler.schedule()
     assert plan(output) == ["old decodes 1"], (
-        "new was thrown out for old's token: does it get a chunk all the same?"
+        "new was preempted for old's token: does it get a chunk all the same?"
     )
     assert names(scheduler.waiting) == ["new", "later"], "new waits at the head of the queue"
     scheduler.check()
 
 
 @pytest.mark.exercise("scheduler.Scheduler.schedule")
-def test_who_finds_no_room_gets_no_chunk():
-    """The newest one needs a token itself, and nobody is newer."""
+def test_a_request_without_room_gets_no_chunk():
+    """The newest one needs a token itself."""
     scheduler = make_scheduler(max_tokens=13)
     running(scheduler, "old", 6)
     running(scheduler, "new", 6)
@@ -679,8 +740,22 @@ def test_who_finds_no_room_gets_no_chunk():
     scheduler.check()
 
 
+@pytest.mark.exercise("scheduler.Scheduler.schedule")
+def test_no_chunk_is_empty():
+    """Budget 8: the first of two prompts under way takes all of it."""
+    scheduler = make_scheduler(budget=8)
+    for name in "ab":
+        request = half_way(16, 8)
+        request.request_id = name
+        scheduler.memory.tokens_of[name] = 16
+        scheduler.running.append(request)
+    assert plan(scheduler.schedule()) == ["a prefills 8"], (
+        "nothing of the budget is left for b: does it get a chunk of 0 tokens?"
+    )
+
+
 def test_prompts_are_admitted_in_order_of_arrival():
-    """Nobody overtakes: a small request behind a big one waits for it."""
+    """A small request behind a big one waits for it."""
     requests = [make_request("big", num_prompt=90), make_request("small", num_prompt=2)]
     scheduler = make_scheduler(max_tokens=100, requests=[make_request("first", 20), *requests])
     assert names(c.request for c in step(scheduler).chunks) == ["first"]
@@ -756,7 +831,26 @@ def test_a_preempted_request_is_computed_again_with_its_answer_so_far():
     assert new.num_preemptions == 1
 
 
-def test_nobody_overtakes_the_one_thrown_out():
+def test_tokens_found_after_a_preemption_are_not_counted_as_cached():
+    """A preempted request finds its own blocks again: not the prompt of an earlier request."""
+    memory = BlockManager(6, 4, prefixes=PrefixCache(4))
+    old = make_request("old", token_ids=range(9), max_tokens=8)
+    new = make_request("new", token_ids=range(100, 109), max_tokens=8)
+    scheduler = Scheduler(memory, 8, 64)
+    computed = {"old": [], "new": []}
+    for request in (old, new):
+        scheduler.add_request(request)
+    while scheduler.has_unfinished_requests:
+        for chunk in step(scheduler).chunks:
+            computed[chunk.request.request_id] += range(chunk.start, chunk.end)
+    assert new.num_preemptions == 1
+    assert computed["new"][-1] == new.num_tokens - 2
+    assert len(computed["new"]) > len(set(computed["new"])), "some of it was computed twice"
+    assert 0 not in computed["new"][1:], "its first block was found again"
+    assert new.num_cached_tokens == 0
+
+
+def test_no_request_overtakes_a_preempted_one():
     """There is room for a tiny request, but the preempted one stands before it."""
     requests = [make_request("a", 5), make_request("b", 5), make_request("tiny", 1)]
     scheduler = make_scheduler(max_tokens=17, max_num_seqs=3, requests=requests[:2])
@@ -780,7 +874,7 @@ def test_a_preempted_request_is_prefilled_up_to_its_last_token():
     assert shape(step(scheduler)) == [("new", 7, 1, True, True)]
 
 
-def test_with_nobody_running_no_reserve_is_kept():
+def test_a_prompt_that_needs_every_block_is_admitted_alone():
     """A prompt that needs every block is admitted alone instead of waiting for ever."""
     memory = BlockManager(4, 4, watermark=0.5)
     scheduler = Scheduler(memory, 8, 64)
@@ -801,13 +895,13 @@ def test_a_request_that_can_never_fit_fails_alone():
     assert [r.request_id for r in failed] == ["huge"]
     assert requests[1].finish_reason == "error"
     assert "50 tokens" in requests[1].error
-    assert "(20)" in requests[1].error
+    assert "holds 20;" in requests[1].error
     assert [requests[0].finish_reason, requests[2].finish_reason] == ["length", "length"]
     assert not scheduler.has_unfinished_requests
 
 
 def test_a_running_request_that_outgrows_all_memory_fails_alone():
-    """Nobody is left to preempt: it ends with an error, the next one runs."""
+    """It runs alone, so it ends with an error, and the next one runs."""
     big, small = make_request("big", 8, max_tokens=20), make_request("small", 4, max_tokens=2)
     scheduler = make_scheduler(max_tokens=10, requests=[big, small])
     for _ in range(8):
@@ -879,7 +973,7 @@ def test_a_preempted_request_waits_for_its_token_in_flight():
 
 
 def test_a_preempted_request_may_finish_with_its_token_in_flight():
-    """It was thrown out a moment too early: it has all its tokens and is not computed again."""
+    """It has all its tokens when the step is read, so it is not computed again."""
     old, new = make_request("old", 5, max_tokens=9), make_request("new", 5, max_tokens=2)
     scheduler = make_scheduler(max_tokens=12, requests=[old, new])
     scheduler.update(scheduler.schedule(), [1, 2])

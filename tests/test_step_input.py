@@ -61,6 +61,17 @@ def test_positions_are_computed_where_the_tensors_are():
     )
 
 
+@pytest.mark.exercise("step_input.token_positions")
+def test_token_positions_only_read_the_plan():
+    """The same tensors serve every step of a graph."""
+    starts, lengths, owners = torch.tensor([9, 4]), torch.tensor([1, 3]), torch.tensor([0, 1, 1, 1])
+    token_positions(starts, lengths, owners)
+    assert starts.tolist() == [9, 4] and lengths.tolist() == [1, 3], (
+        "starts and lengths are the plan's: do you add to them in place?"
+    )
+    assert owners.tolist() == [0, 1, 1, 1], "owners are only read"
+
+
 def test_owners_and_query_starts_of_two_chunks():
     """Lengths 1 and 3."""
     lengths = torch.tensor([1, 3])
@@ -121,8 +132,8 @@ def test_the_keys_of_a_chunk_end_with_it():
 
 
 @pytest.mark.exercise("step_input.gather")
-def test_what_the_host_knows_is_handed_on():
-    """Nobody has to ask the device for a maximum."""
+def test_numbers_of_the_host_are_passed_on():
+    """The device is not asked for a maximum."""
     rows, plan = two_rows()
     plan.num_decodes, plan.max_query_len, plan.max_seq_len = 1, 40, 60
     inputs = gather(rows, plan, 4, slot_mapping)
@@ -140,6 +151,20 @@ def test_a_step_is_gathered_without_a_question_to_the_device():
     question = question_of(gather, rows, plan, 4, slot_mapping)
     assert question is None, (
         "do you read a number of a tensor (int, tolist, a loop), or make a tensor elsewhere?"
+    )
+
+
+@pytest.mark.exercise("step_input.gather")
+def test_gathering_changes_neither_rows_nor_plan():
+    """Both are read again, by the next step and by a graph."""
+    rows, plan = two_rows()
+    before = rows.token_ids.clone(), rows.block_table.clone()
+    gather(rows, plan, 4, slot_mapping)
+    assert plan.starts.tolist() == [5, 2] and plan.lengths.tolist() == [1, 4], (
+        "the plan is only read: do you add lengths to starts in place?"
+    )
+    assert torch.equal(rows.token_ids, before[0]) and torch.equal(rows.block_table, before[1]), (
+        "the rows are only read"
     )
 
 
@@ -214,7 +239,7 @@ def test_a_decode_step_is_gathered_like_chunks_of_one_token():
 
 
 def test_padding_touches_no_row_of_a_request():
-    """It reads and writes the padding row alone, and the block that is nobody's."""
+    """It reads and writes only the padding row and the padding block."""
     rows = Rows(max_num_seqs=2, max_model_len=1, max_blocks=1, device=CPU, padding_block=9)
     plan = padding_plan([1, 1], rows.padding_row, 1, CPU)
     inputs = gather(rows, plan, 4, slot_mapping)

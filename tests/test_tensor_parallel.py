@@ -85,6 +85,16 @@ def test_neighbours_hold_the_head_that_their_queries_read():
     assert heads == [[0], [0], [0]], "one head for 3 ranks: does each of them hold it?"
 
 
+@pytest.mark.exercise("tensor_parallel.kv_heads_of")
+def test_four_ranks_share_eight_heads_in_order():
+    """The numbers are a range, as `entries_of` takes them."""
+    heads = [kv_heads_of(8, rank, 4) for rank in range(4)]
+    assert [list(mine) for mine in heads] == [[0, 1], [2, 3], [4, 5], [6, 7]], (
+        "8 heads for 4 ranks: do neighbours stay together?"
+    )
+    assert all(isinstance(mine, range) for mine in heads), "is a range returned in both cases?"
+
+
 def test_shares_are_disjoint_and_complete():
     """In the order of the ranks."""
     shares = [share_of(12, rank, 3) for rank in range(3)]
@@ -262,6 +272,16 @@ def test_no_more_than_the_part_is_read():
         )
 
 
+@pytest.mark.exercise("tensor_parallel.cut")
+def test_a_part_keeps_the_dtype_of_the_tensor():
+    """Also where rows of zeros are added."""
+    half = GRID.bfloat16()
+    for part in (Part(0, 1, 3, 5), Part(0, 3, 6, 5), Part(0, 6, 9, 5)):
+        assert cut(Stored(half), part).dtype == torch.bfloat16, (
+            "the tensor is bfloat16: of what type are your zeros?"
+        )
+
+
 def test_a_tensor_of_another_size_is_refused():
     """With its name: config.json and weights are not of the same model."""
     take = take_part(make_config(), 1, 3)
@@ -353,7 +373,7 @@ def embed(token_ids, watch=None):
 
 @pytest.mark.exercise("tensor_parallel.VocabParallelEmbedding.forward")
 def test_every_token_gets_its_row():
-    """Whoever holds it; the others add zeros."""
+    """From the rank that holds it; the others add zeros."""
     results, apart = embed([3, 0, 4, 1])
     assert apart is None, "every rank waits for the others: do all of them come to the sum?"
     rows = [[4, 40], [1, 10], [5, 50], [2, 20]]
@@ -376,7 +396,7 @@ def test_a_rank_without_tokens_comes_all_the_same():
 
 @pytest.mark.exercise("tensor_parallel.VocabParallelEmbedding.forward")
 def test_the_token_ids_stay_as_they_are():
-    """They are the step's: whoever comes next reads them."""
+    """They belong to the step, which reads them again."""
     results, _ = embed([3, 0, 4])
     ids = [ids for _, ids in results]
     assert ids == [[3, 0, 4]] * 3, "do you write into input_ids?"

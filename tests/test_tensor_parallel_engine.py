@@ -24,7 +24,7 @@ PROMPTS = [[1, 2, 3], [5] * 30, list(range(40, 60))]
 
 @pytest.fixture(autouse=True)
 def _threads(monkeypatch):
-    monkeypatch.setattr("minivllm.distributed.workers.Team", ThreadTeam)
+    monkeypatch.setattr("minivllm.assembly.ranks.Team", ThreadTeam)
 
 
 @pytest.fixture(scope="module")
@@ -168,10 +168,10 @@ def test_ranks_agree_on_the_number_of_blocks(checkpoint, monkeypatch):
 
 def test_what_the_machine_cannot_do_is_refused_before_anything_starts(checkpoint, monkeypatch):
     """Too few GPUs; a recorder that would not see the sums. The remedy is in the message."""
-    monkeypatch.setattr("minivllm.distributed.workers.Team", None)  # whoever starts one fails
+    monkeypatch.setattr("minivllm.assembly.ranks.Team", None)  # whoever starts one fails
     with pytest.raises(ValueError, match="enforce_eager=False: on a CPU the sums .* leave"):
         answers(checkpoint(), 2, device="cpu", enforce_eager=False)
-    monkeypatch.setattr("minivllm.distributed.workers.choose_device", torch.device)
+    monkeypatch.setattr("minivllm.assembly.ranks.choose_device", torch.device)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(ValueError, match="size=4 needs 4 GPUs on this machine, .* sees 2; lower"):
         answers(checkpoint(), 4, device="cuda")

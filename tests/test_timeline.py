@@ -14,8 +14,8 @@ from minivllm.pictures.timeline import (
 from minivllm.trace import ChunkTrace, StepTrace, Trace
 
 
-def chunk(request_id, start, length, *, cached=0, decode=False):
-    return ChunkTrace(request_id, start, length, decode, samples=True, num_cached_tokens=cached)
+def chunk(request_id, start, length, *, decode=False):
+    return ChunkTrace(request_id, start, length, decode, samples=True)
 
 
 def step(index, start, end, *chunks, **facts):
@@ -73,7 +73,7 @@ def test_preempted_request_waits_and_may_find_its_blocks():
         step(0, 0, 1, chunk("a", 0, 6)),
         step(1, 1, 2, chunk("a", 6, 1, decode=True)),
         step(2, 2, 3, preempted=("a",)),
-        step(3, 3, 4, chunk("a", 4, 3, cached=4)),
+        step(3, 3, 4, chunk("a", 4, 3)),
     ]
     row = request_rows(trace(*steps))["a"]
     assert row.preemptions == [2]
@@ -83,7 +83,7 @@ def test_preempted_request_waits_and_may_find_its_blocks():
 
 def test_cached_prefix_is_a_hit_once():
     """The second chunk of a prompt goes on where the first ended: that is no second hit."""
-    steps = [step(0, 1, 2, chunk("a", 4, 4, cached=4)), step(1, 2, 3, chunk("a", 8, 4, cached=4))]
+    steps = [step(0, 1, 2, chunk("a", 4, 4)), step(1, 2, 3, chunk("a", 8, 4))]
     assert request_rows(trace(*steps))["a"].cache_hits == [(1, 4)]
     cold = [step(0, 1, 2, chunk("a", 0, 4)), step(1, 2, 3, chunk("a", 4, 4))]
     assert request_rows(trace(*cold))["a"].cache_hits == []
@@ -154,7 +154,7 @@ def test_alt_text_has_the_numbers():
             1,
             2.5,
             chunk("a", 4, 1, decode=True),
-            chunk("b", 4, 2, cached=4),
+            chunk("b", 4, 2),
             block_tables={"a": (0, 1), "b": (0, 2)},
             cached_blocks=frozenset([7]),
         ),

@@ -29,7 +29,7 @@ MERGES = {("l", "o"): 0, ("lo", "w"): 1, ("e", "r"): 2}
 LO, LOW, ER, END, THINK = 256, 257, 258, 259, 260  # ids of `small`; those below are the bytes
 
 
-def small(prefix_ids=(), suffix_ids=()):
+def small(prefix_ids=(), suffix_ids=(), split=str.split):
     """A tokenizer to check by eye: bytes, MERGES, a special token <e>, an added token <t>."""
     tokens = [*byte_alphabet(), "lo", "low", "er"]
     file = BytePairFile(
@@ -37,7 +37,7 @@ def small(prefix_ids=(), suffix_ids=()):
         merges=MERGES,
         added=(AddedToken("<e>", END, True), AddedToken("<t>", THINK, False)),
         normalize=str,
-        split=str.split,
+        split=split,
         ignore_merges=False,
         unknown=None,
         prefix_ids=prefix_ids,
@@ -180,11 +180,22 @@ def test_no_token_gets_lost():
 
 
 @pytest.mark.exercise("tokenizer.merge_pair")
-def test_what_is_given_stays_as_it_is():
+def test_arguments_are_not_changed():
     """The caller may need it again."""
     tokens = ["l", "o", "w"]
     merge_pair(tokens, ("l", "o"))
     assert tokens == ["l", "o", "w"], "the caller's list has changed: do you make a new one?"
+
+
+@pytest.mark.exercise("tokenizer.merge_pair")
+def test_both_tokens_of_the_pair_are_compared():
+    """One of the two alone is not the pair."""
+    assert merge_pair(list("lxlo"), ("l", "o")) == ["l", "x", "lo"], (
+        "l, x is not the pair: do you compare the first token only?"
+    )
+    assert merge_pair(list("xolo"), ("l", "o")) == ["x", "o", "lo"], (
+        "x, o is not the pair: do you compare the second token only?"
+    )
 
 
 # --- encode_word ---
@@ -209,12 +220,21 @@ def test_rank_decides_and_not_length():
 
 
 @pytest.mark.exercise("tokenizer.encode_word")
-def test_what_nothing_joins_stays_single():
+def test_characters_without_a_merge_stay_single():
     """The characters themselves are tokens."""
     assert encode_word("xyz", MERGES) == ["x", "y", "z"], "no pair of xyz is in the list"
     assert encode_word("", MERGES) == [], "a word without characters has no tokens"
     assert encode_word(["<unk>", "l", "o"], MERGES) == ["<unk>", "lo"], (
         "a word may come as a list of tokens: do you treat it as one text?"
+    )
+
+
+@pytest.mark.exercise("tokenizer.encode_word")
+def test_a_join_can_make_a_pair_of_lower_rank():
+    """ab, c has rank 0, and stands there only after a, b of rank 1 was joined."""
+    merges = {("ab", "c"): 0, ("a", "b"): 1}
+    assert encode_word("abc", merges) == ["abc"], (
+        "a, b was joined, now ab, c stands there: do you go through the merges only once?"
     )
 
 
@@ -250,7 +270,7 @@ def test_a_program_may_write_special_tokens():
 
 @pytest.mark.exercise("tokenizer.Tokenizer.encode")
 def test_added_tokens_that_are_not_special_always_count():
-    """They control nothing, so users may write them."""
+    """They control nothing, so a text may contain them."""
     tokenizer = small()
     assert tokenizer.encode("low<t>") == [LOW, THINK], (
         "<t> is an added token, and not special: do you look for no added token at all?"
@@ -278,11 +298,20 @@ def test_the_ids_around_a_text_can_be_left_out():
 
 
 @pytest.mark.exercise("tokenizer.Tokenizer.encode")
-def test_what_is_no_text_is_refused_at_the_door():
+def test_only_text_is_accepted():
     """An empty list looks like an empty text, and is none."""
     tokenizer = small()
     error = error_of(tokenizer.encode, [])
     assert isinstance(error, ValueError), "a list is no text: do you ask checked_text first?"
+
+
+@pytest.mark.exercise("tokenizer.Tokenizer.encode")
+def test_no_character_of_a_text_is_changed():
+    """Spaces at both ends and the ends of lines are tokens too."""
+    tokenizer = small(split=lambda text: [text])
+    assert tokenizer.encode(" a \r\n") == [32, 97, 32, 13, 10], (
+        "spaces and ends of lines are text like any other: do you strip or replace them?"
+    )
 
 
 # --- unfinished_bytes ---
@@ -368,7 +397,7 @@ def test_skipped_tokens_leave_no_trace():
 
 @pytest.mark.exercise("tokenizer.Detokenizer.push")
 def test_special_tokens_that_are_not_skipped_are_text():
-    """Whoever wants to see them says so."""
+    """With skip_special_tokens=False they are shown."""
     detokenizer = stream(b"a", b"<e>", special=[1], skip_special_tokens=False)
     assert detokenizer.push(1) == "<e>", "skipped_ids is empty here: which ids do you skip?"
 

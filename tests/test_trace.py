@@ -6,14 +6,13 @@ from minivllm.request import Chunk, Request, SamplingParams, SchedulerOutput
 from minivllm.trace import ChunkTrace, Trace
 
 
-def make_request(request_id, num_cached_tokens=0):
+def make_request(request_id):
     return Request(
         request_id=request_id,
         token_ids=[1, 2, 3, 4],
         num_prompt_tokens=4,
         sampling_params=SamplingParams(),
         max_num_tokens=8,
-        num_cached_tokens=num_cached_tokens,
     )
 
 
@@ -44,7 +43,7 @@ def test_times_count_from_the_beginning_of_the_trace():
 def test_step_is_recorded_in_full():
     """Chunks, preempted and finished requests, memory: all of it by name and number."""
     trace = Trace(num_blocks=8, block_size=4)
-    one, two = make_request("one", num_cached_tokens=2), make_request("two")
+    one, two = make_request("one"), make_request("two")
     output = SchedulerOutput([Chunk(one, start=2, length=2, samples=True, is_decode=False)], [two])
     step = record(
         trace,
@@ -54,7 +53,7 @@ def test_step_is_recorded_in_full():
         block_tables={"one": (5, 6)},
         cached_blocks=[0, 0, 1],
     )
-    assert step.chunks == (ChunkTrace("one", 2, 2, False, True, 2),)
+    assert step.chunks == (ChunkTrace("one", 2, 2, False, True),)
     assert (step.preempted, step.finished, step.num_waiting) == (("two",), ("one",), 3)
     assert step.block_tables == {"one": (5, 6)}
     assert step.cached_blocks == {0, 1}
@@ -74,7 +73,6 @@ def test_record_does_not_change_later():
     request = make_request("a")
     output = SchedulerOutput([Chunk(request, 0, 4, True, False)])
     step = record(trace, output, finished=iter([request]))
-    request.num_cached_tokens = 4
     output.chunks.clear()
-    assert step.chunks == (ChunkTrace("a", 0, 4, False, True, 0),)
+    assert step.chunks == (ChunkTrace("a", 0, 4, False, True),)
     assert step.finished == ("a",)

@@ -155,3 +155,29 @@ def percentile(values: Sequence[float], percent: float) -> float:
     low = int(place)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+# rule 2
+@mistake(
+    "bench_results.percentile", "1 was measured three times: does each of the three take a place?"
+)
+def percentile(values: Sequence[float], percent: float) -> float:
+    if not values:
+        raise ValueError("there is no percentile of 0 values")
+    ordered = sorted(set(values))
+    place = (len(ordered) - 1) * percent / 100
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+# rule 2
+@mistake("bench_results.percentile", "do you round, or leave the float as it is?")
+def percentile(values: Sequence[float], percent: float) -> float:
+    if not values:
+        raise ValueError("there is no percentile of 0 values")
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * percent / 100
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return round(ordered[low] + (ordered[high] - ordered[low]) * (place - low), 2)

@@ -106,6 +106,21 @@ def merge_pair(tokens: Sequence[str], pair: tuple[str, str]) -> list[str]:
     return merged
 
 
+# rule 3
+@mistake("tokenizer.merge_pair", "l, x is not the pair: do you compare the first token only?")
+def merge_pair(tokens: Sequence[str], pair: tuple[str, str]) -> list[str]:
+    merged = []
+    place = 0
+    while place < len(tokens):
+        if tokens[place] == pair[0] and place + 1 < len(tokens):
+            merged.append(tokens[place] + tokens[place + 1])
+            place += 2
+        else:
+            merged.append(tokens[place])
+            place += 1
+    return merged
+
+
 # -- encode_word --
 
 
@@ -145,6 +160,15 @@ def encode_word(word: Iterable[str], merges: Merges) -> list[str]:
     tokens = list(word)
     while (pair := best_pair(tokens, merges)) is not None:
         merge_pair(tokens, pair)
+    return tokens
+
+
+# rule 4: right for tables in which each pair comes after those that make its tokens
+@mistake("tokenizer.encode_word", "now ab, c stands there: do you go through the merges only once?")
+def encode_word(word: Sequence[str], merges: Merges) -> list[str]:
+    tokens = list(word)
+    for pair in sorted(merges, key=merges.get):
+        tokens = merge_pair(tokens, pair)
     return tokens
 
 

@@ -147,7 +147,7 @@ def admit(self, request: Request) -> bool:
 # rule 6
 @mistake(
     "scheduler.Scheduler.admit",
-    "nobody runs, so the reserve is for nobody: would `a` have to wait for ever?",
+    "no request runs that could use the reserve: would `a` have to wait for ever?",
 )
 def admit(self, request: Request) -> bool:
     if request.num_in_flight:
@@ -189,6 +189,58 @@ def admit(self, request: Request) -> bool:
     num_cached_tokens = self.memory.reuse_prefix(request)
     missing = request.num_tokens - num_cached_tokens
     if not self.memory.allocate(request, missing, bool(self.running)):
+        self.memory.free(request)
+        return False
+    request.num_cached_tokens = request.num_computed_tokens = num_cached_tokens
+    request.num_prefill_tokens = request.num_tokens
+    return True
+
+
+# rule 4: a prompt that is known by half counts as an answer
+@mistake(
+    "scheduler.Scheduler.admit",
+    "all 30 tokens come before decoding: do you take off those that were found?",
+)
+def admit(self, request: Request) -> bool:
+    if request.num_in_flight:
+        return False
+    num_cached_tokens = self.memory.reuse_prefix(request)
+    if not self.memory.allocate(request, request.num_tokens, bool(self.running)):
+        self.memory.free(request)
+        return False
+    request.num_computed_tokens = num_cached_tokens
+    request.num_prefill_tokens = request.num_tokens - num_cached_tokens
+    if request.num_preemptions == 0:
+        request.num_cached_tokens = num_cached_tokens
+    return True
+
+
+# rule 4
+@mistake("scheduler.Scheduler.admit", "does num_prefill_tokens still say so?")
+def admit(self, request: Request) -> bool:
+    if request.num_in_flight:
+        return False
+    num_cached_tokens = self.memory.reuse_prefix(request)
+    if not self.memory.allocate(request, request.num_tokens, bool(self.running)):
+        self.memory.free(request)
+        return False
+    request.num_computed_tokens = num_cached_tokens
+    request.num_prefill_tokens = request.num_prefill_tokens or request.num_tokens
+    if request.num_preemptions == 0:
+        request.num_cached_tokens = num_cached_tokens
+    return True
+
+
+# rule 4: a preempted request finds its own tokens
+@mistake(
+    "scheduler.Scheduler.admit",
+    "4 tokens were cached at the first admission: does the second one change that count?",
+)
+def admit(self, request: Request) -> bool:
+    if request.num_in_flight:
+        return False
+    num_cached_tokens = self.memory.reuse_prefix(request)
+    if not self.memory.allocate(request, request.num_tokens, bool(self.running)):
         self.memory.free(request)
         return False
     request.num_cached_tokens = request.num_computed_tokens = num_cached_tokens
@@ -276,7 +328,7 @@ def schedule_waiting(self, output: SchedulerOutput) -> None:
 # rule 8
 @mistake(
     "scheduler.Scheduler.schedule_waiting",
-    "nobody runs, so no memory will come free: does huge wait for ever?",
+    "no request runs, so no memory will become free: does huge wait for ever?",
 )
 def schedule_waiting(self, output: SchedulerOutput) -> None:
     budget = self.max_num_batched_tokens - output.num_tokens
@@ -334,7 +386,7 @@ def make_room(self, request: Request, output: SchedulerOutput) -> bool:
 # rule 8
 @mistake(
     "scheduler.Scheduler.make_room",
-    "alone, it would come back, grow and be thrown out again, for ever: who ends that?",
+    "alone, it would come back, grow and be preempted again, for ever: who ends that?",
 )
 def make_room(self, request: Request, output: SchedulerOutput) -> bool:
     while not self.memory.allocate(request, request.num_computed_tokens + 1):
@@ -385,7 +437,7 @@ def make_room(self, request: Request, output: SchedulerOutput) -> bool:
 # rule 7
 @mistake(
     "scheduler.Scheduler.make_room",
-    "new was thrown out itself and owns nothing: may it still compute a token?",
+    "new was preempted itself and owns nothing: may it still compute a token?",
 )
 def make_room(self, request: Request, output: SchedulerOutput) -> bool:
     while not self.memory.allocate(request, request.num_computed_tokens + 1):
@@ -399,13 +451,45 @@ def make_room(self, request: Request, output: SchedulerOutput) -> bool:
     return True
 
 
+# rule 6
+@mistake(
+    "scheduler.Scheduler.make_room",
+    "7 of 10 fit, the reserve is for requests like this: do you keep the watermark from it?",
+)
+def make_room(self, request: Request, output: SchedulerOutput) -> bool:
+    while not self.memory.allocate(request, request.num_computed_tokens + 1, keep_watermark=True):
+        victim = self.running[-1]
+        if len(self.running) > 1:
+            self._preempt(victim, output)
+        elif not self.num_unread_steps:
+            self.running.clear()
+            self._fail(request, output)
+        if victim is request:
+            return False
+    return True
+
+
+# rule 8
+@mistake("scheduler.Scheduler.make_room", "it has ended: does it still stand in `running`?")
+def make_room(self, request: Request, output: SchedulerOutput) -> bool:
+    while not self.memory.allocate(request, request.num_computed_tokens + 1):
+        victim = self.running[-1]
+        if len(self.running) > 1:
+            self._preempt(victim, output)
+        elif not self.num_unread_steps:
+            self._fail(request, output)
+        if victim is request:
+            return False
+    return True
+
+
 # -- Scheduler.schedule --
 
 
 # rule 2
 @mistake(
     "scheduler.Scheduler.schedule",
-    "a is answering, b is new: does everybody that decodes get a token before any prompt?",
+    "a is answering, b is new: does every decoding request get a token before any prompt?",
 )
 def schedule(self) -> SchedulerOutput:
     output = SchedulerOutput()
@@ -463,7 +547,7 @@ def schedule(self) -> SchedulerOutput:
 # rule 7
 @mistake(
     "scheduler.Scheduler.schedule",
-    "new was thrown out for old's token: does it get a chunk all the same?",
+    "new was preempted for old's token: does it get a chunk all the same?",
 )
 def schedule(self) -> SchedulerOutput:
     output = SchedulerOutput()
@@ -493,5 +577,23 @@ def schedule(self) -> SchedulerOutput:
         budget = self.max_num_batched_tokens - output.num_tokens
         if budget > 0:
             self._take(next_chunk(request, budget), output)
+    self.schedule_waiting(output)
+    return output
+
+
+# rule 1
+@mistake(
+    "scheduler.Scheduler.schedule",
+    "nothing of the budget is left for b: does it get a chunk of 0 tokens?",
+)
+def schedule(self) -> SchedulerOutput:
+    output = SchedulerOutput()
+    for request in list(self.running):
+        wants_token = request.is_decoding and request.num_tokens < request.max_num_tokens
+        if wants_token and self.make_room(request, output):
+            self._take(next_chunk(request, budget=1), output)
+    for request in [r for r in self.running if not r.is_decoding]:
+        budget = self.max_num_batched_tokens - output.num_tokens
+        self._take(next_chunk(request, budget), output)
     self.schedule_waiting(output)
     return output

@@ -132,13 +132,30 @@ def allocate(self, num_blocks: int) -> list[int]:
     return block_ids
 
 
+# rule 5
+@mistake(
+    "block_manager.BlockPool.allocate",
+    "nothing was taken, and content is lost: do you forget before you know that it fits?",
+)
+def allocate(self, num_blocks: int) -> list[int]:
+    block_ids = list(self.free_ids)[:num_blocks]
+    for block_id in block_ids:
+        self.prefixes.forget(block_id)
+    if len(block_ids) < num_blocks:
+        raise ValueError(f"{num_blocks} blocks wanted, {self.num_free} free")
+    for block_id in block_ids:
+        del self.free_ids[block_id]
+        self.ref_counts[block_id] = 1
+    return block_ids
+
+
 # -- BlockPool.share --
 
 
 # rule 2
 @mistake(
     "block_manager.BlockPool.share",
-    "block 1 has an owner now: is it still in the queue, for somebody else to take?",
+    "block 1 has an owner now: is it still in the queue, where it can be taken?",
 )
 def share(self, block_ids: Iterable[int]) -> None:
     for block_id in block_ids:
@@ -165,9 +182,7 @@ def share(self, block_ids: Iterable[int]) -> None:
 
 
 # rule 6
-@mistake(
-    "block_manager.BlockPool.share", "nobody overwrites a shared block: why forget its content?"
-)
+@mistake("block_manager.BlockPool.share", "a shared block is only read: why forget its content?")
 def share(self, block_ids: Iterable[int]) -> None:
     for block_id in block_ids:
         if self.ref_counts[block_id] == 0:
@@ -219,11 +234,39 @@ def free(self, block_ids: Iterable[int]) -> None:
 
 
 # rule 3
-@mistake("block_manager.BlockPool.free", "nobody owned block 0: do you hide that by stopping at 0?")
+@mistake("block_manager.BlockPool.free", "block 0 had no owner: do you hide that by stopping at 0?")
 def free(self, block_ids: Iterable[int]) -> None:
     for block_id in block_ids:
         if self.ref_counts[block_id] > 0:
             self.ref_counts[block_id] -= 1
+        if self.ref_counts[block_id] == 0:
+            self.free_ids[block_id] = None
+            self.free_ids.move_to_end(block_id, last=self.prefixes.holds(block_id))
+
+
+# rule 3
+@mistake(
+    "block_manager.BlockPool.free",
+    "reversed(...) can be read once: do you go through block_ids a second time?",
+)
+def free(self, block_ids: Iterable[int]) -> None:
+    for block_id in block_ids:
+        self.ref_counts[block_id] -= 1
+    for block_id in block_ids:
+        if self.ref_counts[block_id] == 0:
+            self.free_ids[block_id] = None
+            self.free_ids.move_to_end(block_id, last=self.prefixes.holds(block_id))
+
+
+# rule 3
+@mistake(
+    "block_manager.BlockPool.free",
+    "reversed(...) has no len and no [0]: do you go through it with `for`?",
+)
+def free(self, block_ids: Iterable[int]) -> None:
+    for place in range(len(block_ids)):
+        block_id = block_ids[place]
+        self.ref_counts[block_id] -= 1
         if self.ref_counts[block_id] == 0:
             self.free_ids[block_id] = None
             self.free_ids.move_to_end(block_id, last=self.prefixes.holds(block_id))
@@ -379,4 +422,19 @@ def allocate(self, request: Request, num_tokens: int, keep_watermark: bool = Fal
         return False
     if missing > 0:
         request.block_table += self.pool.allocate(missing)
+    return True
+
+
+# rule 6
+@mistake(
+    "block_manager.BlockManager.allocate", "a refusal forgets nothing: do you take before you ask?"
+)
+def allocate(self, request: Request, num_tokens: int, keep_watermark: bool = False) -> bool:
+    taken = []
+    while len(request.block_table) + len(taken) < blocks_for(num_tokens, self.block_size):
+        if not self.can_allocate(1, keep_watermark):
+            self.pool.free(taken)
+            return False
+        taken += self.pool.allocate(1)
+    request.block_table += taken
     return True

@@ -34,6 +34,24 @@ def hash_block(parent_key: int, token_ids: tuple[int, ...]) -> int:
     return hash((parent_key, sum(token_ids)))
 
 
+# rule 1
+@mistake(
+    "prefix_cache.hash_block",
+    "1, 23 and 12, 3 are the same digits: do you join the tokens to one text?",
+)
+def hash_block(parent_key: int, token_ids: tuple[int, ...]) -> int:
+    return hash(str(parent_key) + "".join(str(token_id) for token_id in token_ids))
+
+
+# rule 1
+@mistake(
+    "prefix_cache.hash_block",
+    "only the middle differs: do you look at the first and the last token alone?",
+)
+def hash_block(parent_key: int, token_ids: tuple[int, ...]) -> int:
+    return hash((parent_key, token_ids[0], token_ids[-1]))
+
+
 # -- PrefixCache.lookup --
 
 
@@ -134,6 +152,33 @@ def match(self, token_ids: Sequence[int]) -> list[CachedBlock]:
     return matched
 
 
+# rule 2
+@mistake(
+    "prefix_cache.PrefixCache.match",
+    "is the third looked up behind the second, not behind the first?",
+)
+def match(self, token_ids: Sequence[int]) -> list[CachedBlock]:
+    matched = []
+    for tokens in full_blocks(token_ids[:-1], self.block_size):
+        entry = self.lookup(matched[0] if matched else None, tokens)
+        if entry is None:
+            break
+        matched.append(entry)
+    return matched
+
+
+# rule 3
+@mistake("prefix_cache.PrefixCache.match", "do you read `entries` without comparing?")
+def match(self, token_ids: Sequence[int]) -> list[CachedBlock]:
+    matched = []
+    for tokens in full_blocks(token_ids[:-1], self.block_size):
+        entry = self.entries.get(self.key_of(matched[-1] if matched else None, tokens))
+        if entry is None:
+            break
+        matched.append(entry)
+    return matched
+
+
 # -- PrefixCache.forget --
 
 
@@ -195,13 +240,29 @@ def insert(
     return entry
 
 
+# rule 3
+@mistake("prefix_cache.PrefixCache.insert", "do you take an equal key for equal content?")
+def insert(
+    self, parent: CachedBlock | None, token_ids: Sequence[int], block_id: int
+) -> CachedBlock:
+    tokens = tuple(token_ids)
+    key = self.key_of(parent, tokens)
+    known = self.entries.get(key)
+    if known is not None and known.token_ids == tokens:
+        return known
+    if known is not None:
+        self.forget(known.block_id)
+    self.entries[key] = self.by_block[block_id] = CachedBlock(block_id, key, tokens, parent)
+    return self.entries[key]
+
+
 # -- BlockManager.publish --
 
 
 # rule 6
 @mistake(
     "block_manager.BlockManager.publish",
-    "the request knows 8 tokens, 7 are computed: do you publish what nobody has written yet?",
+    "the request knows 8 tokens, 7 are computed: do you publish what is not written yet?",
 )
 def publish(self, request: Request, num_tokens: int) -> None:
     num_full = min(request.num_tokens // self.block_size, len(request.block_table))
@@ -296,3 +357,15 @@ def free(self, request: Request) -> None:
 def free(self, request: Request) -> None:
     self.pool.free(reversed(request.block_table))
     request.block_table = []
+
+
+# rule 5
+@mistake(
+    "block_manager.BlockManager.free",
+    "block 1 is the last of the table [2, 0, 1]: do you go by the blocks' numbers?",
+)
+def free(self, request: Request) -> None:
+    self.pool.free(sorted(request.block_table, reverse=True))
+    request.block_table = []
+    request.num_published_blocks = 0
+    request.last_published = None

@@ -47,6 +47,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (weight * wide * scale).to(x.dtype)
 
 
+# rule 2
+@mistake("ops.rms_norm", "x is only read: in float32, is x.float() a copy?")
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    wide = x.float()
+    wide *= torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return weight * wide.to(x.dtype)
+
+
 # -- apply_rope --
 
 
@@ -101,6 +109,17 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos + second * sin, second * cos - first * sin), dim=-1).to(x.dtype)
 
 
+# rule 3
+@mistake("ops.apply_rope", "x is only read: is x.float() a copy in float32?")
+def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    wide, half = x.float(), x.shape[-1] // 2
+    first = wide[..., :half].clone()
+    wide[..., :half] = first * cos - wide[..., half:] * sin
+    wide[..., half:] = wide[..., half:] * cos + first * sin
+    return wide.to(x.dtype)
+
+
 # -- silu_mul --
 
 
@@ -116,6 +135,13 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 def silu_mul(gate_up: Tensor) -> Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     return torch.sigmoid(gate) * up
+
+
+# rule 5
+@mistake("ops.silu_mul", "does infinity divided by infinity stand there?")
+def silu_mul(gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return gate * gate.exp() / (1 + gate.exp()) * up
 
 
 # -- prefill_attention --
@@ -170,6 +196,29 @@ def prefill_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     return torch.einsum("hls,shd->lhd", weights, v)
 
 
+# rule 6
+@mistake("ops.prefill_attention", "do you multiply the scale into one of them in place?")
+def prefill_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    q *= scale
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(group, 1).transpose(0, 1) for x in (k, v))
+    scores = q.transpose(0, 1) @ k.transpose(1, 2)
+    hidden = torch.ones_like(scores[0], dtype=torch.bool).triu(len(k[0]) - len(q) + 1)
+    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+    return (weights @ v).transpose(0, 1)
+
+
+# rule 2
+@mistake("ops.prefill_attention", "the dtype of q comes back: where do you leave float32?")
+def prefill_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.float().repeat_interleave(group, 1).transpose(0, 1) for x in (k, v))
+    scores = q.float().transpose(0, 1) @ k.transpose(1, 2) * scale
+    hidden = torch.ones_like(scores[0], dtype=torch.bool).triu(len(k[0]) - len(q) + 1)
+    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+    return (weights @ v).transpose(0, 1)
+
+
 # -- DecoderLayer.forward --
 
 
@@ -205,6 +254,13 @@ def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor
     x += self.self_attn(self.input_layernorm(x), cos, sin, attend)
     x += self.mlp(self.post_attention_layernorm(x))
     return x
+
+
+# rule 2
+@mistake("model.DecoderLayer.forward", "the stream is bfloat16: where does it become float32?")
+def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+    x = x.float() + self.self_attn(self.input_layernorm(x), cos, sin, attend)
+    return x + self.mlp(self.post_attention_layernorm(x))
 
 
 # -- CausalLM.logits --

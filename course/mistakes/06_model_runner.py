@@ -84,6 +84,15 @@ def token_positions(starts: Tensor, lengths: Tensor, owners: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
+# rule 3
+@mistake(
+    "step_input.token_positions", "starts and lengths are the plan's: do you add to them in place?"
+)
+def token_positions(starts: Tensor, lengths: Tensor, owners: Tensor) -> Tensor:
+    starts -= lengths.cumsum(0) - lengths
+    return torch.arange(len(owners), device=owners.device) + starts[owners]
+
+
 # -- ops.slot_mapping --
 
 
@@ -161,6 +170,26 @@ def gather(rows: Rows, plan: StepPlan, block_size: int, slot_mapping: SlotMappin
         block_table=block_table,
         query_starts=starts,
         seq_lens=plan.starts.int(),  # what was there before this step
+        num_decodes=plan.num_decodes,
+        max_query_len=plan.max_query_len,
+        max_seq_len=plan.max_seq_len,
+    )
+    input_ids = rows.token_ids[plan.row_ids[owners], positions]
+    slots = slot_mapping(block_table, owners, positions, block_size)
+    return StepInput(input_ids, positions, slots, last, metadata)
+
+
+# rule 2: a graph that replays it would go on from there
+@mistake("step_input.gather", "the plan is only read: do you add lengths to starts in place?")
+def gather(rows: Rows, plan: StepPlan, block_size: int, slot_mapping: SlotMapping) -> StepInput:
+    owners, positions, starts, last = token_places(plan)
+    positions = positions.clone()
+    block_table = rows.block_table[plan.row_ids]
+    plan.starts += plan.lengths
+    metadata = AttentionMetadata(
+        block_table=block_table,
+        query_starts=starts,
+        seq_lens=plan.starts.int(),
         num_decodes=plan.num_decodes,
         max_query_len=plan.max_query_len,
         max_seq_len=plan.max_seq_len,
@@ -253,6 +282,27 @@ def decode_attention(
     return torch.einsum("nkgs,nskd->nkgd", scores.softmax(-1), v).flatten(1, 2)
 
 
+# rule 6
+@mistake("ops.decode_attention", "q is only read: do you multiply the scale into it in place?")
+def decode_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    max_seq_len: int,
+    scale: float,
+) -> Tensor:
+    k = gather_blocks(k_cache, block_table, max_seq_len)
+    v = gather_blocks(v_cache, block_table, max_seq_len)
+    q *= scale
+    groups = q.unflatten(1, (k.shape[2], -1))
+    scores = torch.einsum("nkgd,nskd->nkgs", groups, k)
+    hidden = torch.arange(max_seq_len, device=q.device) >= seq_lens[:, None]
+    scores = scores.masked_fill(hidden[:, None, None], float("-inf"))
+    return torch.einsum("nkgs,nskd->nkgd", scores.softmax(-1), v).flatten(1, 2)
+
+
 # -- step_input.scatter --
 
 
@@ -327,3 +377,17 @@ def forward(self, plan: StepPlan) -> Tensor:
 
     hidden = self.model(inputs.input_ids, inputs.positions, attend)
     return self.model.logits(hidden[-len(plan.params) :]) if plan.params else hidden[:0]
+
+
+# rule 6
+@mistake("model_runner.ModelRunner.forward", "does each use the caches of its number?")
+def forward(self, plan: StepPlan) -> Tensor:
+    inputs = gather(self.rows, plan, self.block_size, self.ops.slot_mapping)
+    k_cache, v_cache = self.kv_cache[0]
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self.ops.store_kv(k, v, k_cache, v_cache, inputs.slot_mapping)
+        return self.ops.attention(q, k_cache, v_cache, inputs.metadata, self.scale)
+
+    hidden = self.model(inputs.input_ids, inputs.positions, attend)
+    return self.model.logits(hidden[inputs.last]) if plan.params else hidden[:0]

@@ -124,6 +124,15 @@ def cut(tensor: Tensor | StoredTensor, part: Part) -> Tensor:
     return torch.cat((piece, piece.new_zeros(missing, *piece.shape[1:]))) if missing else piece
 
 
+# rule 5
+@mistake("tensor_parallel.cut", "the tensor is bfloat16: of what type are your zeros?")
+def cut(tensor: Tensor | StoredTensor, part: Part) -> Tensor:
+    entries = slice(min(part.start, part.whole), min(part.stop, part.whole))
+    piece = tensor[entries] if part.dim == 0 else tensor[:, entries]
+    missing = (part.stop - part.start) - piece.shape[part.dim]
+    return torch.cat((piece, torch.zeros(missing, *piece.shape[1:]))) if missing else piece
+
+
 # -- tensor_parallel.RowParallelLinear.forward --
 
 

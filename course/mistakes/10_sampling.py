@@ -47,6 +47,14 @@ def weigh(logits: Tensor, temperature: Tensor, out: Tensor | None = None) -> Ten
     return torch.softmax(logits / temperature, dim=-1)
 
 
+# rule 1: greedy rows are random from then on
+@mistake("drawing.weigh", "read again in the next step: do you write into them?")
+def weigh(logits: Tensor, temperature: Tensor, out: Tensor | None = None) -> Tensor:
+    temperature[temperature == 0] = 1.0
+    shifted = logits - logits.amax(-1, keepdim=True)
+    return (shifted / temperature[:, None]).exp()
+
+
 # -- count_top_p --
 
 
@@ -144,6 +152,17 @@ def invert_cdf(masses: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     return places[:, 0], rest[:, 0]
 
 
+# rule 2
+@mistake("drawing.invert_cdf", "the rest is used again: is it float64, like the uniforms?")
+def invert_cdf(masses: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    cdf = masses.cumsum(-1, dtype=torch.float64)
+    targets = uniforms[:, None] * cdf[:, -1:]
+    places = torch.searchsorted(cdf, targets, right=True).clamp(max=masses.shape[1] - 1)
+    mass = masses.gather(1, places)
+    rest = (targets - (cdf.gather(1, places) - mass)) / mass
+    return places[:, 0], rest[:, 0].clamp(0.0, 1 - 2**-53).float()
+
+
 # -- choose --
 
 
@@ -180,6 +199,14 @@ def choose(logits: Tensor, settings: SamplingRows, uniforms: Tensor, buffer: Ten
     if settings.any_filter:
         plain = weigh(logits, torch.ones_like(settings.temperature))
         drawn = draw_filtered(drawn, logits, plain, settings, uniforms)
+    return torch.where(settings.temperature > 0, drawn, pick_greedy(logits))
+
+
+# right, and slow in every step that needs no filter
+@mistake("sampler.choose", "no row filters, and `any_filter` says so: do you filter all the same?")
+def choose(logits: Tensor, settings: SamplingRows, uniforms: Tensor, buffer: Tensor) -> Tensor:
+    weights = weigh(logits, settings.temperature, out=buffer[: len(logits)])
+    drawn = draw_filtered(draw(weights, uniforms), logits, weights, settings, uniforms)
     return torch.where(settings.temperature > 0, drawn, pick_greedy(logits))
 
 
@@ -300,3 +327,12 @@ def gumbel_sample(logits: Tensor, temperature: Tensor, seeds: Tensor, positions:
     noise = gumbel_noise(hash_counter(row_bits, torch.arange(logits.shape[1])))
     heat = torch.where(temperature > 0, temperature, 1.0).double()[:, None]
     return (logits.double() / heat + noise).argmax(-1)
+
+
+# rule 7
+@mistake("sampler.gumbel_sample", "the logits are only read: do you add noise in place?")
+def gumbel_sample(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    row_bits = hash_counter(seeds, positions)[:, None]
+    noise = gumbel_noise(hash_counter(row_bits, torch.arange(logits.shape[1])))
+    logits += noise * temperature[:, None]
+    return logits.argmax(-1)

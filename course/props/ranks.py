@@ -75,10 +75,10 @@ def step_marks(marks: Mapping[int, Marks], number: int) -> dict[int, Marks]:
 
 
 class ThreadTeam(ProcessGroup):
-    """Stands where `workers.Team` stands: the other ranks are threads. `marks` has what each rank
+    """Takes the place of `workers.Team`: the other ranks are threads. `marks` has what each rank
     did, by rank."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, module: str) -> None:
         store = dist.HashStore()
         self.marks: dict[int, Marks] = {}
         self.threads = [
@@ -109,14 +109,14 @@ class ThreadTeam(ProcessGroup):
 @contextmanager
 def ranks_as_threads() -> Iterator[None]:
     """Inside, an engine of several ranks has threads in the place of processes."""
-    from minivllm.distributed import workers  # the module of this moment: see `_work`
+    from minivllm.assembly import ranks  # the module of this moment: see `_work`
 
-    process_team = workers.Team
-    workers.Team = ThreadTeam  # type: ignore[assignment, misc]
+    process_team = ranks.Team
+    ranks.Team = ThreadTeam  # type: ignore[assignment, misc]
     try:
         yield
     finally:
-        workers.Team = process_team  # type: ignore[misc]
+        ranks.Team = process_team  # type: ignore[misc]
 
 
 # -- a model of a few kilobytes ----------------------------------------------------------------

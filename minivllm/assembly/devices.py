@@ -1,6 +1,6 @@
 """What this machine has, and what of it the engine takes: device, dtype, memory.
 
-Leaves out how much of the memory goes where (`assembly.sizing`). Given (no notebook builds it).
+Does not decide how much of the memory goes where (see `assembly.sizing`). Not built in the course.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ValueError(f"device={name!r} is no device; try 'auto', 'cpu' or 'cuda'") from error
+        raise ValueError(f"device={name!r} is unknown; try 'auto', 'cpu' or 'cuda'") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device={name!r} is not supported; try 'auto', 'cpu' or 'cuda'")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         count = torch.cuda.device_count()
         raise ValueError(f"device={name!r}: PyTorch sees {count} GPUs here; try device='auto'")
@@ -62,8 +64,15 @@ def step_tokens(device: torch.device) -> int:
     return 16384 if torch.cuda.get_device_properties(device).total_memory >= LARGE_GPU else 8192
 
 
+def free_bytes(device: torch.device) -> int:
+    """Bytes of memory that are free on a device now."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return psutil.virtual_memory().available
+
+
 def kv_budget(share: float | None, device: torch.device) -> int:
-    """Bytes that the KV cache and a step's activations may take, weights being loaded."""
+    """Bytes that the KV cache and a step's activations may take once the weights are loaded."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return int(free - (1 - (share or GPU_MEMORY_SHARE)) * total)

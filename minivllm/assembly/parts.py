@@ -1,7 +1,7 @@
 """What an engine is put together from: checkpoint, backend, model, and the runner around them.
 
-All that computes, on one rank; with several ranks, each has these parts. Leaves out the parts that
-decide (`engine.build_engine` makes them). Given (no notebook builds it).
+Everything that computes, on one rank; with several ranks, each has these parts. Does not make the
+parts that decide (see `engine.build_engine`). Not built in the course.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import torch
 
 from minivllm.assembly.backends import Backend, choose_backend, load_backend
 from minivllm.assembly.devices import choose_device, choose_dtype
-from minivllm.assembly.sizing import fill_in
+from minivllm.assembly.ranks import agree, assemble, closed_on_error
+from minivllm.assembly.sizing import fill_in, require_trained_length
 from minivllm.checkpoint.hub import resolve_model
 from minivllm.checkpoint.weights import load_model, read_config
 from minivllm.config import EngineConfig, replace, set_value
 from minivllm.cuda_graphs import StepGraphs
 from minivllm.distributed.process_group import ProcessGroup
-from minivllm.distributed.workers import agree, assemble, closed_on_error
-from minivllm.gpu.chunk_graphs import ChunkGraphs
+from minivllm.gpu.prompt_buckets import PromptBuckets
 from minivllm.leader import Leader
 from minivllm.logits_processors import rank_tokens
 from minivllm.model import CausalLM
-from minivllm.model_runner import ModelRunner, StepFunction
+from minivllm.model_runner import ModelRunner
 from minivllm.tensor_parallel import choose_together, load_shard
 from minivllm.tokenizer import read_eos_token_ids
 
@@ -63,8 +63,9 @@ def load_rank(
     name = choose_backend(
         config.attention_backend, device, config.block_size, shape.head_dim, dtype
     )
-    backend, config = load_backend(name), replace(config, attention_backend=name)
-    max_len = config.max_model_len or shape.max_position
+    backend = load_backend(name)
+    config = replace(config, attention_backend=name)
+    max_len = require_trained_length(config, shape.max_position)
     load = (path, shape, dtype, device, max_len)
     if group is None:
         model = load_model(*load, ops=backend.ops, progress=progress)
@@ -87,38 +88,38 @@ def eos_token_ids_of(path: Path, vocab_size: int) -> tuple[int, ...]:
 
 def build_runner(parts: Parts) -> ModelRunner | Leader:
     """The engine's runner; with several ranks, one that takes the workers along."""
-    runner = build_rank_runner(parts)
+    with closed_on_error(parts.group):
+        runner = build_rank_runner(parts)
     return runner if parts.group is None else Leader(runner, parts.group)
 
 
 def build_rank_runner(parts: Parts) -> ModelRunner:
     """This rank's runner, warm, and with graphs of its steps unless the settings refuse them."""
-    model, backend, config = parts.model, parts.backend, parts.config
-    graphs = [] if config.enforce_eager else build_graphs(backend, config)
-
-    def wrap(step: StepFunction) -> StepFunction:
-        for kind in graphs:
-            step = kind.wrap(step)
-        return step
-
+    backend = parts.backend
     runner = ModelRunner(
-        model, backend.ops, backend.sample, model.config, config, rank_tokens, wrap
+        parts.model,
+        backend.ops,
+        backend.sample,
+        parts.model.config,
+        parts.config,
+        rank_tokens,
+        None if parts.config.enforce_eager else build_graphs(backend, parts.config),
     )
-    runner.on_close += [kind.clear for kind in graphs]
-    if parts.group is not None:
-        parts.group.on_close.append(runner.close)
-    if runner.device.type == "cuda":
+    try:
         runner.warm_up()
-    for kind in graphs:
-        kind.capture_all()
+    except BaseException:
+        # Graphs hold the ranks' connections, which could not be closed before them.
+        runner.close()
+        raise
     return runner
 
 
-def build_graphs(backend: Backend, config: EngineConfig) -> list[StepGraphs | ChunkGraphs]:
+def build_graphs(backend: Backend, config: EngineConfig) -> StepGraphs:
     """Room for graphs of decode steps, and of small steps with prompts where that is possible."""
-    sizes = set_value(config.max_num_seqs), set_value(config.max_model_len)
+    max_num_seqs = set_value(config.max_num_seqs)
+    max_seq_len = set_value(config.max_model_len)
     device = torch.device(config.device)
-    decodes = StepGraphs(*sizes, device)
     if not backend.captures_prompts or device.type != "cuda":
-        return [decodes]
-    return [ChunkGraphs(*sizes, decodes.pool, device), decodes]
+        return StepGraphs(max_num_seqs, max_seq_len, device)
+    prompts = PromptBuckets(max_num_seqs, max_seq_len, device)
+    return StepGraphs(max_num_seqs, max_seq_len, device, prompts)

@@ -1,7 +1,7 @@
 """The settings that depend on the machine: how many requests, tokens and KV blocks it can hold.
 
-The arithmetic is `kv_cache`'s (Notebook 06); here are the measurements that go into it.
-Given (no notebook builds it).
+The arithmetic is `kv_cache`'s (Notebook 06); here are the measurements that go into it. Not built
+in the course.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from minivllm.assembly.devices import kv_budget, step_tokens
+from minivllm.assembly.devices import free_bytes, kv_budget, step_tokens
 from minivllm.block_manager import blocks_for
 from minivllm.config import EngineConfig, replace, set_value
 from minivllm.kv_cache import (
@@ -52,6 +52,7 @@ def fill_in(
         max_num_seqs=num_seqs,
         max_num_batched_tokens=num_tokens,
     )
+    require_room(config, model)
     num_blocks, max_len = size_kv_cache(config, model, num_sharing)
     share = CPU_MEMORY_SHARE if is_cpu else GPU_MEMORY_SHARE
     return replace(
@@ -64,11 +65,51 @@ def fill_in(
     )
 
 
+def require_trained_length(config: EngineConfig, max_position: int) -> int:
+    """Return the positions that the model's tables need: `max_model_len`, or what the model was
+    trained for (`max_position`). Raises ValueError for more than that, before anything is
+    allocated."""
+    wanted = config.max_model_len
+    if wanted is not None and wanted > max_position:
+        raise ValueError(
+            f"max_model_len={wanted} is more than the model was trained for ({max_position}"
+            f" tokens); lower it to {max_position}"
+        )
+    return wanted or max_position
+
+
+def require_room(config: EngineConfig, model: CausalLM) -> None:
+    """Raise ValueError for a setting whose tensors alone are larger than the free memory, before
+    they are allocated."""
+    weight = next(model.parameters())
+    shape = model.config
+    num_tokens = set_value(config.max_num_batched_tokens)
+    num_seqs = set_value(config.max_num_seqs)
+    max_len = config.max_model_len or shape.max_position
+    num_entries = max_len + blocks_for(max_len, config.block_size)  # int32, of tokens and blocks
+    row = sampler_bytes(shape.vocab_size, 1) + 4 * num_entries
+    token = activation_bytes(shape, 1, 0, weight.dtype)
+    block = kv_block_bytes(shape, config.block_size, weight.dtype)
+    for name, count, size in (
+        ("max_num_seqs", num_seqs, row),
+        ("max_num_batched_tokens", num_tokens, token),
+        ("num_kv_blocks", config.num_kv_blocks or 0, block),
+    ):
+        free = free_bytes(weight.device)
+        if count * size > free:
+            raise ValueError(
+                f"{name}={count} needs {count * size / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB"
+                f" are free on {weight.device}; lower it to {free // size} or less"
+            )
+
+
 def size_kv_cache(config: EngineConfig, model: CausalLM, num_sharing: int = 1) -> tuple[int, int]:
     """Number of blocks, and the `max_model_len` (tokens) that goes with them."""
-    weight, shape = next(model.parameters()), model.config
+    weight = next(model.parameters())
+    shape = model.config
     block_bytes = kv_block_bytes(shape, config.block_size, weight.dtype)
-    num_tokens, num_seqs = set_value(config.max_num_batched_tokens), set_value(config.max_num_seqs)
+    num_tokens = set_value(config.max_num_batched_tokens)
+    num_seqs = set_value(config.max_num_seqs)
     activations = activation_bytes(shape, num_tokens, num_seqs, weight.dtype)
     if weight.is_cuda:
         activations = max(activations, measure_activations(model, num_tokens, num_seqs))

@@ -1,7 +1,7 @@
-"""A worker: one rank of an engine in a process of its own, that does what the leader says.
+"""A worker: one rank of an engine, in its own process, that does what the leader says.
 
-`workers.Team` starts it as `python -m minivllm.assembly.worker`; under `torchrun` the command line
-of every rank but the first comes here. Given (no notebook builds it).
+`distributed.workers.Team` starts it as `python -m minivllm.assembly.worker`; under `torchrun` the
+command line of every rank but the first comes here. Not built in the course.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import traceback
-from typing import TextIO
+from typing import BinaryIO
 
 import torch
 import torch.distributed as dist
@@ -21,26 +21,26 @@ from minivllm.assembly.parts import build_rank_runner, load_rank
 from minivllm.checkpoint.hub import resolve_model
 from minivllm.config import EngineConfig
 from minivllm.distributed.process_group import GroupError, ProcessGroup
-from minivllm.distributed.workers import torchrun_group
+from minivllm.distributed.workers import READY, torchrun_group
 from minivllm.leader import Follower
 
 
 def main(arguments: list[str]) -> int:
-    """Be one rank of a `workers.Team`: STORE RANK SIZE. Returns the exit code."""
+    """Be one rank of a `Team`: STORE RANK SIZE. Returns the exit code."""
     store_path, rank, size = arguments
-    last_words = take_stdout()
+    leader = take_stdout()
     # Ctrl-C is for the leader, which tells its workers what to do.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_leader()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     try:
         store = dist.FileStore(store_path, int(size))
-        store.set(f"worker {rank}", "here")
+        leader.write(READY)
         work(ProcessGroup(store, int(rank), int(size), local=True))
     except Exception as error:
-        if not isinstance(error, GroupError):  # that one is not the cause, but somebody else
+        if not isinstance(error, GroupError):  # that one has its cause in another rank
             traceback.print_exc()
-        print(f"{type(error).__name__}: {error}", file=last_words, flush=True)
+        leader.write(f"{type(error).__name__}: {error}".encode())
         return 1
     return 0
 
@@ -53,20 +53,22 @@ def work_under_torchrun() -> int:
 
 
 def work(group: ProcessGroup) -> None:
-    """Hear the settings, load this rank's shard, and compute until the leader says it is over."""
+    """Receive the settings, load this rank's shard, and compute until the leader ends it."""
     config = EngineConfig(**json.loads(group.receive()))
     path = resolve_model(config.model_path or config.model)
-    Follower(build_rank_runner(load_rank(config, path, group, progress=False))).follow(
-        group.receive
-    )
+    runner = build_rank_runner(load_rank(config, path, group, progress=False))
+    try:
+        Follower(runner).follow(group.receive)
+    finally:
+        runner.close()
     group.close()
 
 
-def take_stdout() -> TextIO:
-    """What this process has to say at its end; everything else it prints goes to standard error."""
-    last_words = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+def take_stdout() -> BinaryIO:
+    """Return the way to the leader; whatever else this process prints goes to standard error."""
+    leader = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    return last_words
+    return leader
 
 
 def end_with_leader() -> None:
@@ -80,7 +82,7 @@ def end_with_leader() -> None:
 
 
 if __name__ == "__main__":
-    # At once: connections to ranks that are gone would be waited for.
+    # At once: a regular exit waits for connections to ranks that have ended.
     code = main(sys.argv[1:])
     sys.stderr.flush()
     os._exit(code)

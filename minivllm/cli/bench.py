@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from minivllm.llm import LLM
     from minivllm.measure.workloads import Run, Workload
 
-WIDTHS = (36, 12, 12, 12, 8, 8, 8)
 TEACHES = """\
 Times random prompts of fixed lengths, which are never cut short. Takes about two minutes on a
 laptop with two cores, less on a better machine.
@@ -71,6 +70,7 @@ def add_bench(commands: Any) -> None:
 
 def run_bench(arguments: argparse.Namespace) -> None:
     """Measure and print, one row as soon as it is known."""
+    deadline = time.perf_counter() + arguments.max_seconds
     with waiting("importing PyTorch"):
         from minivllm import bench_results
         from minivllm.measure import workloads as bench
@@ -78,6 +78,7 @@ def run_bench(arguments: argparse.Namespace) -> None:
     if arguments.json is not None:
         bench_results.require_writable(arguments.json)
     largest = max(arguments.batch_sizes)
+    widths = bench_results.WIDTHS
     results = []
     # The default has room for 32 at least; a batch that is larger must not wait for a row.
     with load(arguments, max_num_seqs=largest if largest > 32 else None) as llm:
@@ -85,26 +86,27 @@ def run_bench(arguments: argparse.Namespace) -> None:
         workloads = choose_workloads(llm, arguments)
         for workload in workloads:
             bench.check_fits(llm, workload)
-        print(f"{facts['model']}, {facts['dtype']} on {facts['machine']}\n")
+        print(f"{facts['model']}, {facts['dtype']} on {facts['machine']}")
+        times = f"each {arguments.repeats} times" if arguments.repeats > 1 else "each once"
+        print(f"{len(workloads)} workloads, {times}, in about {arguments.max_seconds} s at most\n")
         bench.warm_up(llm)
-        print(bench_results.text_table([bench_results.HEADER], WIDTHS), flush=True)
-        for workload, runs in share_time(llm, workloads, arguments):
+        print(bench_results.text_table([bench_results.SHORT_HEADER], widths), flush=True)
+        for workload, runs in share_time(llm, workloads, arguments, deadline):
             results.append({**facts, **bench.summarise(workload, runs)})
             cells = bench_results.table_cells(results[-1])
-            print(bench_results.text_table([cells], WIDTHS), flush=True)
+            print(bench_results.text_table([cells], widths), flush=True)
     if arguments.json is not None:
         bench_results.save_results(arguments.json, results)
         print(f"\nwritten: {arguments.json}")
 
 
 def share_time(
-    llm: LLM, workloads: list[Workload], arguments: argparse.Namespace
+    llm: LLM, workloads: list[Workload], arguments: argparse.Namespace, deadline: float
 ) -> Iterator[tuple[Workload, list[Run]]]:
-    """The runs of each workload. Those that are left share the time that is left; when it is
-    over, the rest are named and not begun."""
+    """Yield the runs of each workload. The remaining workloads share the time until the
+    `deadline`, a time of `time.perf_counter`; after it they are named and not begun."""
     from minivllm.measure import workloads as bench
 
-    deadline = time.perf_counter() + arguments.max_seconds
     for number, workload in enumerate(workloads):
         left = deadline - time.perf_counter()
         if left <= 0 and number:
@@ -121,7 +123,7 @@ def choose_workloads(llm: LLM, arguments: argparse.Namespace) -> list[Workload]:
     """A prompt alone, the batches, and requests of mixed lengths up to those of the batches."""
     from minivllm.measure import workloads as bench
 
-    vocab_size = bench.vocab_size_of(llm)
+    vocab_size = llm.engine.vocab_size
     prompt, new = arguments.prompt_tokens, arguments.new_tokens
     batches = [
         bench.batch_workload(size, prompt, new, vocab_size) for size in arguments.batch_sizes

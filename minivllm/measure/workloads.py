@@ -1,8 +1,7 @@
-"""Workloads and measuring, once for `minivllm bench` and the scripts in benchmarks/.
+"""Workloads and their measurement, for `minivllm bench` and the scripts in benchmarks/.
 
-Prompts are random token ids: speed does not depend on what they say. Leaves out what is done
-with a result (`bench_results`) and other engines (benchmarks/peers.py). Given (no notebook
-builds it).
+Prompts are random token ids: speed does not depend on what they say. Does not handle results
+(see `bench_results`) and other engines (see benchmarks/peers.py). Not built in the course.
 """
 
 from __future__ import annotations
@@ -69,7 +68,8 @@ def batch_workload(
     """
     name = workload_name(batch_size, prompt_tokens, new_tokens)
     # Seeded by its name: no two workloads share prompts that a prefix cache could find.
-    rng, top = random.Random(name), min(TOP_TOKEN_ID, vocab_size - 1)
+    rng = random.Random(name)
+    top = min(TOP_TOKEN_ID, vocab_size - 1)
     prompts = [_random_ids(rng, prompt_tokens, top) for _ in range(batch_size)]
     return Workload(name, prompts, [new_tokens] * batch_size)
 
@@ -93,7 +93,8 @@ def mixed_workload(
     token for token: 142,827 prompt tokens and 133,966 output tokens.
     """
     # First all prompts, then all lengths of answers: the order of the draws is part of it.
-    rng, top = random.Random(seed), min(TOP_TOKEN_ID, vocab_size - 1)
+    rng = random.Random(seed)
+    top = min(TOP_TOKEN_ID, vocab_size - 1)
     prompts = [_random_ids(rng, rng.randint(*prompt_range), top) for _ in range(num_requests)]
     num_new_tokens = [rng.randint(*output_range) for _ in range(num_requests)]
     name = f"mixed {num_requests} x {_range(prompt_range)} in, {_range(output_range)} out"
@@ -112,7 +113,9 @@ def arrival_times(rate: float, num_requests: int, seed: int = 0) -> list[float]:
 
     The gaps are exponential and independent, as with many users who do not know of each other.
     """
-    rng, now, times = random.Random(seed), 0.0, []
+    rng = random.Random(seed)
+    now = 0.0
+    times: list[float] = []
     for _ in range(num_requests):
         now += rng.expovariate(rate)
         times.append(now)
@@ -151,7 +154,8 @@ class Run:
 def time_offline(llm: LLM, workload: Workload) -> Run:
     """Compute the workload, everything given at once."""
     check_fits(llm, workload)
-    computed, began = llm.engine.num_computed_tokens, time.perf_counter()
+    computed = llm.engine.num_computed_tokens
+    began = time.perf_counter()
     outputs = llm.generate(workload.prompts, workload.params, use_tqdm=False)
     seconds = time.perf_counter() - began
     check_complete(outputs, workload)
@@ -166,7 +170,9 @@ def time_online(llm: LLM, workload: Workload, arrivals: Sequence[float]) -> Run:
     request that arrives during a long step has been waiting since it came.
     """
     check_fits(llm, workload)
-    computed, began, due = llm.engine.num_computed_tokens, time.perf_counter(), 0
+    computed = llm.engine.num_computed_tokens
+    began = time.perf_counter()
+    due = 0
     requests = list(zip(workload.prompts, workload.params, strict=True))
     outputs: dict[str, RequestOutput] = {}
     while due < len(requests) or llm.has_unfinished_requests():
@@ -260,27 +266,27 @@ def check_complete(outputs: Sequence[RequestOutput], workload: Workload) -> None
 def repeat_offline(
     llm: LLM, workload: Workload, repeats: int = 3, max_seconds: float = float("inf")
 ) -> list[Run]:
-    """Compute the workload `repeats` times; no repeat begins once `max_seconds` are over.
+    """Compute the workload `repeats` times, but at least once.
 
-    Every repeat has other tokens, so none of them is served by the prefix cache.
+    No further repeat begins if it would not end within `max_seconds`, as long as the longest one
+    so far. Every repeat has other tokens, so the prefix cache serves none of them.
     """
-    vocab_size = vocab_size_of(llm)
+    vocab_size = llm.engine.vocab_size
     runs: list[Run] = []
     began = time.perf_counter()
-    while len(runs) < repeats and (not runs or time.perf_counter() - began < max_seconds):
+    while len(runs) < repeats:
+        longest = max((run.seconds for run in runs), default=0.0)
+        if runs and time.perf_counter() - began + longest > max_seconds:
+            break
         runs.append(time_offline(llm, with_other_tokens(workload, len(runs), vocab_size)))
     return runs
 
 
 def warm_up(llm: LLM, num_requests: int = 1, num_tokens: int = 8) -> None:
     """Compute something small first: what is compiled or allocated on first use is not timed."""
-    workload = batch_workload(num_requests, num_tokens, 2, vocab_size_of(llm))
-    time_offline(llm, with_other_tokens(workload, 7, vocab_size_of(llm)))
-
-
-def vocab_size_of(llm: LLM) -> int:
-    """Tokens that the model knows."""
-    return llm.engine.vocab_size
+    vocab_size = llm.engine.vocab_size
+    workload = batch_workload(num_requests, num_tokens, 2, vocab_size)
+    time_offline(llm, with_other_tokens(workload, 7, vocab_size))
 
 
 def summarise(workload: Workload, runs: Sequence[Run]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -137,6 +137,7 @@ class OutputProcessor:
         self.answers: dict[str, tuple[ParentRequest, Answer]] = {}
         # Those whose text is looked at in each step; the others are read once, at their ends.
         self._watched: dict[str, tuple[ParentRequest, Answer]] = {}
+        self._outputs: list[RequestOutput] = []  # complete, not taken yet
         self._numbers = itertools.count()  # of requests, for their seeds
 
     def add(self, prompt: EncodedPrompt, params: SamplingParams, request_id: str) -> ParentRequest:
@@ -158,8 +159,13 @@ class OutputProcessor:
         self._start(parent, 1)
         return parent
 
-    def process(self, ended: Iterable[Request]) -> list[RequestOutput]:
-        """After a step of the engine, in which `ended` ended: the outputs that are complete."""
+    def has(self, request_id: str) -> bool:
+        """Whether a prompt of this id has not ended."""
+        return request_id in self.parents
+
+    def process(self, ended: list[Request]) -> None:
+        """After a step of the engine, in which `ended` ended: read the texts that have grown,
+        and keep the outputs that are complete."""
         running = self.engine.scheduler.running if self._watched else ()
         watched = [self._watched[r.request_id] for r in running if r.request_id in self._watched]
         touched = [*watched, *(self.answers[request.request_id] for request in ended)]
@@ -168,8 +174,15 @@ class OutputProcessor:
             if parent.num_started < len(parent.answers) and parent.may_start_rest:
                 self._start(parent, len(parent.answers))
         finished = {p.request_id: p for p, answer in touched if answer.request.is_finished}
-        outputs = [self._finish(parent) for parent in finished.values() if parent.is_finished]
-        return [output for output in outputs if output is not None]
+        for parent in finished.values():
+            if parent.is_finished:
+                self._finish(parent)
+
+    def take_outputs(self, ids: Container[str] | None = None) -> list[RequestOutput]:
+        """The complete outputs that have not been taken yet; with `ids`, those of these ids."""
+        taken = [o for o in self._outputs if ids is None or o.request_id in ids]
+        self._outputs = [o for o in self._outputs if ids is not None and o.request_id not in ids]
+        return taken
 
     def abort(self, request_id: str) -> bool:
         """End all answers of a prompt and forget it; whether there was one of this id."""
@@ -185,14 +198,15 @@ class OutputProcessor:
         answer.read()
         # The engine knows tokens only: it is told of an end that lies in the text.
         if answer.stream.stop is not None and not answer.request.is_finished:
-            self.engine.abort(answer.request.request_id, "stop")
+            self.engine.stop(answer.request.request_id)
 
-    def _finish(self, parent: ParentRequest) -> RequestOutput | None:
-        """Forget a prompt; its output, unless a stream fetches it."""
+    def _finish(self, parent: ParentRequest) -> None:
+        """Forget a prompt, and keep its output for `take_outputs` unless a stream fetches it."""
         del self.parents[parent.request_id]
         self._forget(parent)
         parent.output = parent.make_output(self.engine.tokenizer)
-        return None if parent.is_streamed else parent.output
+        if not parent.is_streamed:
+            self._outputs.append(parent.output)
 
     def watch(self, parent: ParentRequest) -> None:
         """Read the texts of a prompt after every step, not only at their ends."""
@@ -265,8 +279,11 @@ class Stream:
         """The next piece of text, as soon as there is one. After `close` there is none."""
         request = self._parent.answers[0].request
         try:
-            while not (piece := self._take()) and not request.is_finished:
+            # Asked first: another thread's step may end the request and add its last text.
+            is_finished = request.is_finished
+            while not (piece := self._take()) and not is_finished:
                 self._advance()
+                is_finished = request.is_finished
         except BaseException:
             self.close()
             raise

@@ -47,8 +47,8 @@ class Row:
             return
         if self.last_step != step.index - 1:
             self.wait_until(step.start)
-        if chunk.start > self.next_position:
-            self.cache_hits.append((step.start, chunk.num_cached_tokens))
+        if chunk.start > self.next_position:  # the cache had all tokens before the first chunk
+            self.cache_hits.append((step.start, chunk.start))
         # Begins where the last one ended, even if the steps of an overlapped engine overlap.
         phase: Phase = "decode" if chunk.is_decode else "prefill"
         start = self.clock

@@ -20,7 +20,7 @@ from tiny_checkpoint import VOCAB_SIZE, make_checkpoint
 
 from minivllm import LLM, SamplingParams, cuda_graphs
 from minivllm.assembly import backends, parts
-from minivllm.gpu import chunk_graphs
+from minivllm.gpu.prompt_buckets import PromptBuckets
 
 pytestmark = [
     pytest.mark.gpu,
@@ -390,13 +390,14 @@ def test_short_prompts_are_replayed_and_give_the_tokens_of_the_eager_engine(
     """Of lengths around a bucket, alone and many at once, with prefix hits, beside decodes."""
     texts = ["ab" * 31 + "c", "ab" * 32, "ab" * 32 + "c", "q", "ab" * 50, "xyz" * 33]
     settings = {"num_kv_blocks": 400, "max_num_seqs": 20}
-    filled, fill = [], chunk_graphs.fill
+    filled = []
+    fill = PromptBuckets.fill
 
-    def noted(static, *rest):
+    def noted(buckets, static, plan):
         filled.append(static.num_tokens)
-        fill(static, *rest)
+        fill(buckets, static, plan)
 
-    monkeypatch.setattr(chunk_graphs, "fill", noted)
+    monkeypatch.setattr(PromptBuckets, "fill", noted)
 
     def answers(**more):
         alone = [tokens(run(checkpoint, [text], greedy(4), **settings, **more)) for text in texts]

@@ -12,8 +12,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from row_makers import make_plan, make_request
 
 from minivllm import ops
-from minivllm.gpu import chunk_graphs
-from minivllm.gpu.chunk_graphs import NUM_CHUNKS, ChunkGraphs
+from minivllm.cuda_graphs import StepGraphs
+from minivllm.gpu.prompt_buckets import MAX_KEYS, NUM_CHUNKS, PromptBuckets
 from minivllm.request import SamplingParams
 from minivllm.rows import Rows
 from minivllm.step_input import gather, padding_plan
@@ -23,13 +23,18 @@ BLOCK_SIZE, PADDING_BLOCK = 4, 30
 
 
 @pytest.fixture
-def graphs() -> ChunkGraphs:
-    """Buckets of 8 and 16 tokens for rows of 40, four of them."""
-    made = ChunkGraphs(4, 40, None, CPU)
-    made.buckets = [8, 16]
+def graphs() -> StepGraphs:
+    """Buckets of 8 and 16 tokens for rows of 40, four of them, beside those of decodes."""
+    prompts = PromptBuckets(4, 40, CPU)
+    prompts.sizes = [8, 16]
     empty = [0] * (NUM_CHUNKS - 1)
-    made.plans = {size: padding_plan([size, *empty], 4, 40, CPU) for size in made.buckets}
-    return made
+    prompts.plans = {tokens(n): padding_plan([n, *empty], 4, 40, CPU) for n in prompts.sizes}
+    return StepGraphs(4, 40, CPU, prompts)
+
+
+def tokens(size):
+    """The bucket of a step with prompts."""
+    return ("tokens", size)
 
 
 def plan_of(*lengths, starts=None, sampling=None):
@@ -42,25 +47,26 @@ def plan_of(*lengths, starts=None, sampling=None):
 
 def test_the_smallest_bucket_that_holds_the_tokens(graphs):
     """Up to 16 tokens; more run without a graph."""
+    expected = [tokens(8), tokens(8), tokens(16), tokens(16), None]
     totals = ((2, 3), (8,), (8, 1), (9, 7), (17,))
-    assert [graphs.load(plan_of(*lengths)) for lengths in totals] == [8, 8, 16, 16, None]
+    assert [graphs.load(plan_of(*lengths)) for lengths in totals] == expected
 
 
 def test_what_a_graph_cannot_do_runs_without(graphs):
     """A chunk that does not sample, keys beyond the limit, decodes alone, too many chunks."""
     assert graphs.load(plan_of(5, 3, sampling=[1])) is None
-    assert graphs.load(plan_of(3, starts=[chunk_graphs.MAX_KEYS - 3])) == 8
-    assert graphs.load(plan_of(3, starts=[chunk_graphs.MAX_KEYS - 2])) is None
+    assert graphs.load(plan_of(3, starts=[MAX_KEYS - 3])) == tokens(8)
+    assert graphs.load(plan_of(3, starts=[MAX_KEYS - 2])) is None
     decodes = plan_of(1, 1)
     decodes.num_decodes = 2
-    assert graphs.load(decodes) is None
-    assert graphs.load(plan_of(*[1] * (NUM_CHUNKS - 2), 2)) == 16
+    assert graphs.load(decodes) == 2, "a bucket of decodes"
+    assert graphs.load(plan_of(*[1] * (NUM_CHUNKS - 2), 2)) == tokens(16)
     assert graphs.load(plan_of(*[1] * (NUM_CHUNKS - 1), 1)) is None
 
 
 def test_padding_takes_the_tokens_that_are_left(graphs):
     """Behind 2 and 3 tokens a chunk of 3; nothing is left of the step before; addresses stay."""
-    static = graphs.plans[8]
+    static = graphs.plans[tokens(8)]
     addresses = [c.data_ptr() for c in (static.row_ids, static.starts, static.lengths)]
     graphs.load(plan_of(1, 1, 2, 4, starts=[7, 7, 7, 7]))
     assert static.lengths.tolist() == [1, 1, 2, 4] + [0] * (NUM_CHUNKS - 4)
@@ -80,7 +86,7 @@ def test_the_real_tokens_of_a_padded_step_are_those_of_the_step(graphs):
     bucket = graphs.load(plan)
     plain = gather(rows, plan, BLOCK_SIZE, ops.slot_mapping)
     padded = gather(rows, graphs.plans[bucket], BLOCK_SIZE, ops.slot_mapping)
-    assert len(padded.input_ids) == bucket == 8
+    assert bucket == tokens(len(padded.input_ids)) == tokens(8)
     for name in ("input_ids", "positions", "slot_mapping"):
         assert torch.equal(getattr(padded, name)[:7], getattr(plain, name)), name
     assert torch.equal(padded.last[:2], plain.last)
@@ -102,7 +108,7 @@ def test_a_captured_bucket_is_replayed_and_others_are_not(graphs):
 
     function = graphs.wrap(ends)
     assert function(plan_of(2, 3)).tolist() == [2, 3]
-    function.capture(8)
+    function.capture(tokens(8))
     assert len(calls) == 3
     assert function(plan_of(2, 3, starts=[4, 1])).tolist() == [6, 4]
     assert function(plan_of(5)).tolist() == [5]
