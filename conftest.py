@@ -22,12 +22,10 @@ from typing import Any
 
 import pytest
 
-from course import forks
-
 CELL_LIMIT = 300  # seconds
 MAX_WORKERS = 4  # processes of a run of everything: each may hold the model
 GATES = "tests/test_course_chapters.py"
-NBVAL_CELL_LIMIT = 2000  # nbval's own, which nobody waits for
+NBVAL_CELL_LIMIT = 2000  # the default of nbval, too long to wait for
 WORDS = ["passed", "open", "not right yet", "not run"]  # the later one tells more
 KERNEL_DIED = "The kernel died in this cell: a crash, os._exit, or out of memory."
 
@@ -51,10 +49,9 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         for name in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
             os.environ.setdefault(name, str(max(1, share)))
     if chosen:
-        # Compiled and imported here once, instead of by each worker, check and notebook.
+        # The kernels are compiled here once, instead of by each worker, check and notebook.
         code = "from minivllm.cpu import ops as cpu_ops; cpu_ops.warm_up()"
-        with subprocess.Popen([sys.executable, "-c", code], cwd=config.rootpath):
-            forks.start()
+        subprocess.run([sys.executable, "-c", code], cwd=config.rootpath)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -64,8 +61,6 @@ def pytest_configure(config: pytest.Config) -> None:
         from nbval.kernel import RunningKernel
 
         option.nbval_lax = True
-        if option.nbval_kernel_name is None and forks.FOLDER in os.environ:
-            option.nbval_kernel_name = "python3"  # which is a fork
         option.nbval_current_env = option.nbval_kernel_name is None
         if option.nbval_cell_timeout == NBVAL_CELL_LIMIT:
             option.nbval_cell_timeout = CELL_LIMIT
@@ -191,7 +186,7 @@ def exercise_words(stats: dict[str, list[Any]]) -> dict[str, dict[str, str]]:
     """file -> exercise -> how it stands, the worst of its tests counting."""
     files: dict[str, dict[str, str]] = {}
     for outcome, reports in stats.items():
-        # What was deselected is no report: nobody asked for it in this run.
+        # Deselected tests have no report.
         for report in reports if outcome != "deselected" else ():
             names = [v for k, v in getattr(report, "user_properties", ()) if k == "exercise"]
             if not names or (outcome == "" and report.when != "call"):

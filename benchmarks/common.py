@@ -59,13 +59,13 @@ def add_counts(parser: argparse.ArgumentParser, *rows: tuple[str, int, str]) -> 
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """ "max_num_seqs=64" is ("max_num_seqs", 64); what is no JSON is text."""
+    """ "max_num_seqs=64" is ("max_num_seqs", 64); other than JSON is text."""
     name, equals, value = text.partition("=")
     if not equals:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
     names = [field.name for field in dataclasses.fields(EngineConfig)]
     if name not in names:
-        raise argparse.ArgumentTypeError(f"{name!r} is no setting; they are {', '.join(names)}")
+        raise argparse.ArgumentTypeError(f"{name!r} is not a setting, which are {', '.join(names)}")
     try:
         return name, json.loads(value)
     except json.JSONDecodeError:

@@ -120,14 +120,14 @@ def time_case(case: Case, num_rounds: int = 9) -> list[float]:
     engine, outputs = make_engine(case, (num_rounds + 1) * num_steps)
     times = []
     for _ in range(num_rounds + 1):
-        # One thread that never waits: the processor's time is the clock's on an idle machine,
-        # and on a busy one leaves out most of what the others do.
+        # One thread that never waits: its processor time is the elapsed time of an idle machine,
+        # and hardly contains the other programs of a busy one.
         began = time.process_time()
         for _ in range(num_steps):
             step(engine, outputs)
         times.append((time.process_time() - began) * 1e6 / num_steps / case.num_running)
-    assert len(engine.scheduler.running) == case.num_running, "nobody may come or go"
-    assert len(engine.scheduler.waiting) == case.num_waiting, "nobody may come or go"
+    assert len(engine.scheduler.running) == case.num_running, "no request may start or end"
+    assert len(engine.scheduler.waiting) == case.num_waiting, "no request may start or end"
     return times[1:]  # the first one warms up
 
 

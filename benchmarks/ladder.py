@@ -46,7 +46,7 @@ from rungs import NAIVE, POLICIES, Rung, names_of, rungs
 
 from minivllm import LLM, bench_results
 from minivllm.cli.options import positive
-from minivllm.config import set_value
+from minivllm.config import known
 from minivllm.kv_cache import kv_block_bytes
 from minivllm.measure import workloads as bench
 from minivllm.measure.naive import time_naive
@@ -212,7 +212,7 @@ def measure_naive(
 def measure_mixed(llm: LLM, arguments: argparse.Namespace, policy: str) -> dict[str, Any]:
     """Three times as many requests as rows, of random lengths, under one of the two policies."""
     POLICIES[policy](llm)
-    rows = set_value(llm.config.max_num_seqs)
+    rows = known(llm.config.max_num_seqs)
     lengths = [
         (max(1, size // 4), size) for size in (arguments.prompt_tokens, arguments.new_tokens)
     ]

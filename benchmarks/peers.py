@@ -90,7 +90,7 @@ def time_calls(
     calls: dict[str, list[Call]] = {name: [] for name in peers}
     for number in range(repeats + 1):
         names = list(peers)
-        # Whoever follows a heavy neighbour may be slower: nobody always follows the same one.
+        # An engine may be slower right after a heavy one: the order changes each time.
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
             began = time.perf_counter()

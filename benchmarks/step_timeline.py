@@ -1,7 +1,7 @@
 """What host and device do in a few decode steps, recorded with PyTorch's profiler.
 
 Used by `ladder.py`. A span is `[start, duration]` in microseconds from the beginning of the first
-recorded step. Leaves out drawing (`course.figures.ladder`).
+recorded step. Does not draw (see `course.figures.ladder`).
 """
 
 from __future__ import annotations

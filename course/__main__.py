@@ -8,7 +8,6 @@ from course.commands import main
 # A character that the terminal or the pipe does not know (a pipe on Windows has 256 of them) is
 # written as "?", instead of being an error. Not imported: the learner may be at work on `minivllm`.
 for stream in (sys.stdout, sys.stderr):
-    # A replaced one may not have it; a fork's may stand on another file than it was made for.
-    with suppress(AttributeError, OSError):
+    with suppress(AttributeError):  # a replaced one may not have it
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
 raise SystemExit(main())

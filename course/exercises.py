@@ -17,43 +17,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from course import files, splice
-from course.files import (
-    HOME,
-    BuildError,
-    CheckFailed,
-    CourseError,
-    OpenExercise,
-    module_path,
-    read,
-    root,
-    write,
-)
+from course.files import BuildError, CourseError, module_path, read, root, write
 from course.ledger import Book, digest, entry_of, ledger
-
-__all__ = [
-    "HOME",
-    "MINE",
-    "BuildError",
-    "CheckFailed",
-    "CourseError",
-    "Exercise",
-    "OpenExercise",
-    "current",
-    "exercises",
-    "find_exercise",
-    "lay",
-    "learner_exercises",
-    "module_path",
-    "open_in_file",
-    "raising_hole",
-    "read",
-    "root",
-    "spliced",
-    "state",
-    "states",
-    "step_back",
-    "write",
-]
 
 HISTORY_LIMIT = 50  # earlier texts kept for each exercise
 MINE = ("yours", "passed")  # the states in which the learner's version stands in the package

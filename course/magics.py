@@ -12,29 +12,25 @@ import dis
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import CodeType
 from typing import Any
 
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 
-from course import reload, splice, verdict
+from course import living, reload, splice, verdict
 from course.exercises import (
-    BuildError,
-    CourseError,
-    Exercise,
     definition,
     exercises,
     find_exercise,
     lay,
     learner_exercises,
-    ledger,
-    module_path,
-    read,
     state,
     states,
     step_back,
 )
+from course.files import BuildError, CourseError, module_path, read
+from course.ledger import ledger
 from course.needs import lacking
 from course.progress import progress_map
 
@@ -70,17 +66,20 @@ class Course(Magics):
             now = reload.stamps()
         except (OSError, CourseError):
             return  # the package is being moved about: the cell itself will say so
-        changed = {path.stem for path in now if now[path] != self.stamps.get(path)}
+        changed = {name for name in now if now[name] != self.stamps.get(name)}
         self.stamps = now
-        changed = {name for name in changed if f"minivllm.{name}" in sys.modules}
+        changed &= sys.modules.keys()
         if not changed:
             return
-        names = ", ".join(sorted(changed))
+        names = ", ".join(name.removeprefix("minivllm.") for name in sorted(changed))
         try:
-            reload.import_again(changed, self.shell.user_ns)
+            self._run_again(changed)
             print(f"Imported again, changed on disk: {names}.")
+            self._say_who_is_behind(
+                [name for name in exercises() if f"minivllm.{name.split('.', 1)[0]}" in changed]
+            )
         except BaseException as error:
-            files = " ".join(f"minivllm/{name}.py" for name in sorted(changed))
+            files = " ".join(sorted(reload.file_of(name) for name in changed))
             print(
                 f"Changed on disk, and cannot be imported: {names} ({_words(error)}).\n"
                 f"The old code runs on. Repair the file, or take it back: git checkout {files}"
@@ -105,6 +104,7 @@ class Course(Magics):
                     f"  Note: `{missing}` is not defined in {module_path(name).name}; "
                     "define or import it inside the function."
                 )
+        self._say_who_is_behind(finished)
         for name, what in holes.items():
             print(
                 f"Open: {what}.\nReplace the `...` and run this cell again; "
@@ -133,6 +133,7 @@ class Course(Magics):
             self._write({name: known[name].reference for name in names}, mine=False)
         for name in names:
             print(f"Restored {name}: the engine runs our version. %undo {name} brings yours back.")
+        self._say_who_is_behind(names)
 
     @line_magic
     @shown
@@ -144,6 +145,7 @@ class Course(Magics):
                 raise CourseError(f"Nothing to undo: {name} has no earlier version.")
             self._import({name})
             print(f"{name}: {_whose(name)} is back ({left} more to undo).")
+            self._say_who_is_behind([name])
 
     @line_magic
     @shown
@@ -155,11 +157,11 @@ class Course(Magics):
         """Lay definitions and import them; what cannot be imported is taken out again."""
         changed = lay(sources, mine)
         try:
-            self._import(set(sources))
+            self._import(sources)
         except BaseException as error:
             for name in changed:
                 step_back(name)
-            self.stamps = reload.stamps()
+            self._import(sources)  # of several modules, some may have run the new text already
             raise BuildError(
                 f"Not written: the module cannot be imported with it: {_words(error)}"
             ) from None
@@ -172,9 +174,17 @@ class Course(Magics):
             self.shell.user_ns[inner[0]] = getattr(sys.modules[f"minivllm.{module}"], inner[0])
             print(f"  Note: `{inner[0]}` was this notebook's own; now it is the one built here.")
 
-    def _import(self, names: set[str]) -> None:
-        reload.import_again({name.split(".", 1)[0] for name in names}, self.shell.user_ns)
+    def _import(self, names: Collection[str]) -> None:
+        self._run_again({"minivllm." + name.split(".", 1)[0] for name in names})
         self.stamps = reload.stamps()
+
+    def _run_again(self, modules: set[str]) -> None:
+        for name in reload.import_again(modules, self.shell.user_ns):
+            print(f"  Note: {name} has another layout now: objects made of it before keep the old.")
+
+    def _say_who_is_behind(self, names: Collection[str]) -> None:
+        for note in living.notes(names, self.shell.user_ns):
+            print(f"  Note: {note}")
 
 
 def parse_cell(names: list[str], cell: str) -> tuple[dict[str, str], dict[str, str]]:
@@ -271,9 +281,8 @@ def _names(line: str, magic: str) -> list[str]:
 
 def _whose(name: str) -> str:
     """Which version of an exercise the engine runs."""
-    exercise: Exercise = exercises()[name]
     with ledger() as book:
-        word = state(exercise, book)
+        word = state(exercises()[name], book)
     return {"borrowed": "our version", "open": "a hole"}.get(word, "your earlier version")
 
 

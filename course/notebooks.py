@@ -1,20 +1,15 @@
-"""Notebook files: reading, writing, and seeing whether somebody has worked in one."""
+"""Notebook files: read them, write them, and see whether a learner has worked in one."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-# nbformat imports jsonschema, which compiles a grammar of web addresses if this package is there
-# (JupyterLab brings it): 4 s at each start, for nothing that a notebook holds.
-sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
-
-import nbformat  # noqa: E402 - after the line above
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook  # noqa: E402
+import nbformat
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 Cell = Any  # nbformat's NotebookNode: a dict whose keys are attributes too
 Notebook = Any
@@ -69,8 +64,37 @@ def fingerprint(cells: list[Cell]) -> str:
 
 
 def is_edited(nb: Notebook) -> bool:
-    """Whether somebody has changed, added or removed a cell since the notebook was built."""
+    """Whether a cell was changed, added or removed since the notebook was built."""
     return bool(fingerprint(nb.cells) != nb.metadata.get("course", {}).get("fingerprint"))
+
+
+def source_id(source: str) -> str:
+    """The id that a build gives to a cell of text or of other code."""
+    return hashlib.sha1(source.encode()).hexdigest()[:10]
+
+
+def is_own(cell: Cell) -> bool:
+    """Whether the learner added the cell, or changed it since the notebook was built."""
+    return "course" not in cell.metadata and not cell.id.startswith(source_id(cell.source))
+
+
+def merge(mine: Notebook, new: Notebook) -> Notebook:
+    """`new` with the learner's work of `mine` in it: answers in the build cells, and the cells of
+    their own below those that they stood below."""
+    known = {cell.id for cell in new.cells}
+    answers = {cell.id: cell for cell in mine.cells if "build" in cell.metadata.get("course", {})}
+    own: dict[str, list[Cell]] = {}
+    above = ""
+    for cell in mine.cells:
+        if is_own(cell):
+            own.setdefault(above, []).append(cell)
+        elif cell.id in known:
+            above = cell.id
+    cells = list(own.get("", []))
+    for cell in new.cells:
+        cells += [answers.get(cell.id, cell), *own.get(cell.id, [])]
+    new.cells = cells
+    return new
 
 
 def is_executed(nb: Notebook) -> bool:

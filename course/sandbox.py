@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from course import exercises as ex
-from course import splice
+from course import files, splice
 
 STRICT = "MINIVLLM_COURSE_STRICT"  # with it a failed check raises, without it it is shown
 THREADS = "NUMBA_NUM_THREADS"
@@ -35,12 +35,12 @@ def make(folder: Path, reference: bool = False) -> Path:
     # What Python and numba compiled goes along: it knows its source by time and size, which the
     # copy keeps.
     skip = shutil.ignore_patterns("*.tmp", "lock", ".hypothesis")
-    shutil.copytree(ex.root() / "minivllm", folder / "minivllm", ignore=skip)
-    shutil.copy(ex.root() / "pyproject.toml", folder)
+    shutil.copytree(files.root() / "minivllm", folder / "minivllm", ignore=skip)
+    shutil.copy(files.root() / "pyproject.toml", folder)
     if reference:
         set_sources(folder, {e.name: e.reference for e in ex.exercises().values()})
-    elif (ex.root() / ".course").exists():
-        shutil.copytree(ex.root() / ".course", folder / ".course", ignore=skip)
+    elif (files.root() / ".course").exists():
+        shutil.copytree(files.root() / ".course", folder / ".course", ignore=skip)
     return folder
 
 
@@ -54,8 +54,8 @@ def temporary(reference: bool = False) -> Iterator[Path]:
 def set_sources(folder: Path, sources: Mapping[str, str]) -> None:
     """Put other definitions in the place of exercises of the sandbox: {name: source}."""
     for path, text in ex.spliced(folder, sources).items():
-        if text != ex.read(path):
-            ex.write(path, text)
+        if text != files.read(path):
+            files.write(path, text)
 
 
 def take_out(folder: Path, wanted: Callable[[ex.Exercise], bool]) -> None:
@@ -66,7 +66,7 @@ def take_out(folder: Path, wanted: Callable[[ex.Exercise], bool]) -> None:
 
 def environment(folder: Path, strict: bool = True) -> dict[str, str]:
     """The variables of a process that shall import minivllm from `folder`."""
-    paths = [str(folder), str(ex.HOME), os.environ.get("PYTHONPATH", "")]
+    paths = [str(folder), str(files.HOME), os.environ.get("PYTHONPATH", "")]
     variables = os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         # Else `python -m x`, started in the tree, would find the tree first (Python 3.11+).
@@ -134,4 +134,4 @@ def run_notebook(
         # Its own stderr holds warnings about the connection; that of the cells is an output.
         client.execute(env=environment(folder, strict), stderr=subprocess.DEVNULL)
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
-        raise ex.CourseError(COLOUR.sub("", str(error)).strip()) from None
+        raise files.CourseError(COLOUR.sub("", str(error)).strip()) from None

@@ -2,8 +2,9 @@
 
 The learner's functions stand in tracked files, so `git pull` would refuse or merge them. They are
 put aside in `.course/carry/` with the notebooks they worked in, the tree gets our text back, the
-new version comes, and the functions are laid into it. A notebook they worked in is kept as
-`NN_name.mine.ipynb` beside the new one. What cannot be laid stays in `.course/carry/`.
+new version comes, and the functions are laid into it. A notebook they worked in comes back as
+`NN_name.mine.ipynb` beside the new one: the new cells, with their answers and their own cells.
+What cannot be laid stays in `.course/carry/`.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from collections.abc import Iterator, Sized
 from pathlib import Path
 
 from course import exercises as ex
-from course import splice
+from course import files, splice
 from course.ledger import entry_of, learner_code, ledger
-from course.notebooks import is_edited, read_notebook
+from course.notebooks import as_text, is_edited, merge, read_notebook, write_notebook
 
 
 def update() -> Iterator[str]:
@@ -28,7 +29,7 @@ def update() -> Iterator[str]:
     """
     carry = carry_folder()
     if not (carry / "functions.json").exists():
-        yield put_aside(carry, ex.root(), own_functions())
+        yield put_aside(carry, files.root(), own_functions())
         known = ex.exercises()
         ex.lay({name: known[name].reference for name in ex.learner_exercises()}, mine=False)
         git("checkout", "--", "notebooks")
@@ -42,7 +43,7 @@ def update() -> Iterator[str]:
 def update_from(old: Path) -> Iterator[str]:
     """Take over the work in another folder, which stays as it is."""
     if not (old / "minivllm").is_dir():
-        raise ex.CourseError(f"{old} holds no minivllm/. Name the folder of your old version.")
+        raise files.CourseError(f"{old} holds no minivllm/. Name the folder of your old version.")
     yield put_aside(carry_folder(), old, functions_in(old))
     yield from bring_notebooks(carry_folder(), beside=True)
     yield from lay_again(carry_folder())
@@ -50,7 +51,7 @@ def update_from(old: Path) -> Iterator[str]:
 
 def carry_folder() -> Path:
     """Where work waits for its new place."""
-    return ex.root() / ".course" / "carry"
+    return files.root() / ".course" / "carry"
 
 
 # -- from the old version ----------------------------------------------------------------------
@@ -68,7 +69,7 @@ def functions_in(old: Path) -> dict[str, str]:
     functions = {}
     for name in names:
         module, _, inner = name.partition(".")
-        source = splice.take_all(ex.read(old / "minivllm" / f"{module}.py"), inner)
+        source = splice.take_all(files.read(old / "minivllm" / f"{module}.py"), inner)
         if source and not splice.is_hole(splice.find(source, inner.rsplit(".", 1)[-1])[-1].node):
             functions[name] = source
     return functions
@@ -88,7 +89,7 @@ def put_aside(carry: Path, tree: Path, functions: dict[str, str]) -> str:
 
 
 def edited_notebooks(tree: Path) -> list[Path]:
-    """Notebooks with cells that somebody changed, without those that an update kept before."""
+    """Notebooks with cells that the learner changed, without those that an update kept before."""
     paths = sorted((tree / "notebooks").glob("*.ipynb"))
     current = [path for path in paths if not path.name.endswith(".mine.ipynb")]
     return [path for path in current if is_edited(read_notebook(path))]
@@ -106,13 +107,13 @@ def pull() -> str | None:
         f"git pull did not work, so your code is put back as it was:\n{result.stderr.strip()}\n"
         "If git names files that you changed outside the exercises, commit or stash them and run\n"
         "this again. Without git: unpack the new version into a folder of its own and run there\n"
-        f"python -m course update --from {ex.root()}"
+        f"python -m course update --from {files.root()}"
     )
 
 
 def git(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run git in the tree; without git it counts as failed."""
-    command = ["git", "-C", str(ex.root()), *arguments]
+    command = ["git", "-C", str(files.root()), *arguments]
     try:
         return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     except FileNotFoundError:
@@ -122,9 +123,12 @@ def git(*arguments: str) -> subprocess.CompletedProcess[str]:
 def bring_notebooks(carry: Path, beside: bool) -> Iterator[str]:
     """Put the learner's notebooks back: beside the new ones, or where they were."""
     for path in sorted((carry / "notebooks").glob("*.ipynb")):
-        target = ex.root() / "notebooks" / path.name
+        target = new = files.root() / "notebooks" / path.name
         if beside:
-            target = free_name(target.with_suffix(""))
+            target = free_name(new.with_suffix(""))
+            if new.exists():
+                merged = merge(read_notebook(path), read_notebook(new))
+                write_notebook(path, as_text(merged))
             yield f"Your notebook is notebooks/{target.name}, beside the new {path.name}."
         shutil.move(path, target)
 
@@ -155,7 +159,7 @@ def lay_one(name: str, source: str) -> str | None:
         return "this version has no such exercise"
     try:
         ex.lay({name: source}, mine=True)
-    except ex.CourseError as error:
+    except files.CourseError as error:
         return str(error)
     with ledger() as book:
         entry_of(book, name)["passed"] = None

@@ -5,29 +5,30 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from course import splice
+from course import sandbox, splice
 from course.check import TEST_LIMIT, Event, run_tests
-from course.exercises import (
-    CheckFailed,
-    CourseError,
-    Exercise,
-    OpenExercise,
-    current,
-    find_exercise,
-    ledger,
-    module_path,
-    read,
-    root,
-    state,
-    states,
-)
-from course.ledger import digest, entry_of
-from course.mistakes import likely, passes_alone
+from course.exercises import Exercise, current, find_exercise, state, states
+from course.files import CheckFailed, CourseError, OpenExercise, module_path, read, root
+from course.ledger import digest, entry_of, ledger
 from course.needs import lacking
 from course.progress import chapter_line
 
-# What Triton's interpreter says of a mistake, and what it means.
-TRITON_WORDS = {
+# What Python and Triton's interpreter say of a mistake, and what it means.
+MEANINGS = {
+    "NoneType": (
+        "a value is None: `sort`, `append` and a function without `return` give None, and so does"
+        " `get` of a dict for a key that is not there"
+    ),
+    "index out of range": (
+        "a place outside of the list: does the last element have a neighbour, and does the list"
+        " get shorter while you go through it?"
+    ),
+    "missing 1 required positional argument": (
+        "an argument is missing: does a tuple that holds two of them need a `*` before it?"
+    ),
+    "invalid operands of type pointer": (
+        "`/` divides with a fraction: which operator counts whole blocks?"
+    ),
     "mask has unsupported dtype": (
         "Triton's interpreter cannot join a block mask with one scalar condition: return early "
         "(`if slot < 0: return`), or compare a block (`slot + 0 * d >= 0`)"
@@ -45,6 +46,9 @@ TRITON_WORDS = {
 }
 
 
+TRY_LIMIT = 2  # seconds for one test of a run that only explains
+
+
 def check(name: str) -> str:
     """Check the learner's version of an exercise and record that it passed; what to print.
 
@@ -60,7 +64,7 @@ def check(name: str) -> str:
         events = run_tests(exercise.name, place)
         ok, message = verdict(exercise.name, events, place)
         if not ok:
-            raise CheckFailed(message + _elsewhere(exercise.name, events, place))
+            raise CheckFailed(message + _elsewhere(exercise.name))
     except KeyboardInterrupt:
         raise CourseError(f"Stopped {exercise.name}: nothing was recorded.") from None
     with ledger() as book:
@@ -93,7 +97,7 @@ def verdict(name: str, events: list[Event], root: Path) -> tuple[bool, str]:
     if fault:
         return False, f"✗ {short}: {fault}"
     if failed:
-        lines = _failure(name, failed[0], likely(name, events, root))
+        lines = _failure(name, failed[0])
         lines.append(f"{len(passed)} of {len(tests)} tests pass. The tests: {_file(name)}")
         return False, "\n".join([f"✗ {short}: {_rule(failed[0]['test'])}", *lines])
     if not any(event["event"] == "done" for event in events) or _missing(events):
@@ -151,14 +155,16 @@ def _broken_off(name: str, events: list[Event], root: Path) -> str:
             f"the process ended in the middle of “{rule}” (exit code {end['code']}): "
             "os._exit, a crash, or out of memory"
         )
-    words = likely(name, events, root) or "a loop whose condition never changes"
     frames = re.findall(r'File "(.*?)", line (\d+) in (\w+)', end["stacks"])
     inside = [frame for frame in frames if frame[0].startswith(str(root / "minivllm"))]
     at = ""
     if inside:
         file, line, function = inside[0]
         at = f"; it was in {function}, {Path(file).name}:{line}"
-    return f"“{rule}” did not end within {TEST_LIMIT} s{at}.\n    likely    {words}"
+    return (
+        f"“{rule}” did not end within {TEST_LIMIT} s{at}.\n"
+        "    likely    a loop whose condition never changes: is each new value kept?"
+    )
 
 
 # -- the words --
@@ -173,7 +179,7 @@ def _rule(test: str) -> str:
     return test.split("[")[0].removeprefix("test_").replace("_", " ")
 
 
-def _failure(name: str, event: Event, words: str | None) -> list[str]:
+def _failure(name: str, event: Event) -> list[str]:
     """The lines below the title: called, came back, expected, likely."""
     rows = [("called", event.get("called"))]
     if "came" in event:
@@ -185,7 +191,7 @@ def _failure(name: str, event: Event, words: str | None) -> list[str]:
         rows += [("raised", f"{event['kind']}: {first}" if first else event["kind"])]
         if event["where"]:
             rows += [("at", ": ".join(event["where"]))]
-    rows += [("likely", _why(name, event) or words or event.get("hint"))]
+    rows += [("likely", _why(name, event) or event.get("hint"))]
     rows += [("printed", event["printed"].strip())]
     return [_row(label, text) for label, text in rows if text]
 
@@ -202,7 +208,7 @@ def _why(name: str, event: Event) -> str | None:
         if splice.ends_in_raise(span.node):
             return "`raise NotImplementedError` is still below your code: delete that line"
         return "a function that yours calls is still open: %progress shows which"
-    for words, why in TRITON_WORDS.items():
+    for words, why in MEANINGS.items():
         if words in text:
             return why
     if kind == "OSError" and "File too large" in text:
@@ -214,10 +220,16 @@ def _why(name: str, event: Event) -> str | None:
     return None
 
 
-def _elsewhere(name: str, events: list[Event], root: Path) -> str:
+def _elsewhere(name: str) -> str:
     """After a failure: would this version pass if all other exercises were ours?"""
     others = [n for n, word in states().items() if n != name and word != "borrowed"]
-    if not others or not passes_alone(name, events, root):
+    if not others or not _passes_alone(name):
         return ""
     names = ", ".join(n.split(".", 1)[1] for n in others)
     return f"\nThis version passes when all else is ours, so the cause is in {names}."
+
+
+def _passes_alone(name: str) -> bool:
+    with sandbox.temporary(reference=True) as folder:
+        sandbox.set_sources(folder, {name: current(name)})
+        return verdict(name, run_tests(name, folder, TRY_LIMIT), folder)[0]

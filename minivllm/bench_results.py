@@ -164,10 +164,10 @@ def save_results(path: Path, results: Sequence[Result]) -> None:
 
 
 def load_results(path: Path) -> list[dict[str, Any]]:
-    """The results of a file. Raises ValueError if it is no list of results."""
+    """Read the results of a file. Raises ValueError if it does not hold a list of results."""
     results = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(results, list) or not all(isinstance(one, dict) for one in results):
-        raise ValueError(f"{path.name} is no list of results")
+        raise ValueError(f"{path.name} does not hold a list of results")
     for result in results:
         check_result(result)
     return results

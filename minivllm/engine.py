@@ -17,7 +17,7 @@ from typing import Any
 
 from minivllm.assembly.parts import build_runner, eos_token_ids_of, load_parts
 from minivllm.block_manager import BlockManager, NoPrefixes, Prefixes
-from minivllm.config import EngineConfig, set_value
+from minivllm.config import EngineConfig, known
 from minivllm.leader import Leader
 from minivllm.model_runner import ModelRunner, Pending
 from minivllm.prefix_cache import PrefixCache
@@ -358,7 +358,7 @@ def build_engine(config: EngineConfig, *, trace: bool = False, progress: bool = 
     """Build an engine for the model that `config` names; with `trace`, it records its steps.
 
     `load_parts(config, progress)` returns the loaded `model`, the `path` of the checkpoint's
-    directory and a `config` in which every None has been replaced (`set_value(x)` tells type
+    directory and a `config` in which every None has been replaced (`known(x)` tells type
     checkers so). `build_memory`, `Scheduler` and `build_runner(parts)` make the parts at work;
     `load_tokenizer`, `eos_token_ids_of` and `generation_defaults` read the directory. A `Trace`
     is made for the memory's number of blocks (`memory.pool.num_blocks`) and block size
@@ -370,8 +370,8 @@ def build_engine(config: EngineConfig, *, trace: bool = False, progress: bool = 
     config = parts.config
     # One memory: the scheduler allocates in it, and the engine shows it to its trace.
     memory = build_memory(config)
-    max_num_seqs = set_value(config.max_num_seqs)
-    max_num_batched_tokens = set_value(config.max_num_batched_tokens)
+    max_num_seqs = known(config.max_num_seqs)
+    max_num_batched_tokens = known(config.max_num_batched_tokens)
     return Engine(
         config=config,
         tokenizer=load_tokenizer(parts.path),
@@ -389,4 +389,4 @@ def build_memory(config: EngineConfig) -> BlockManager:
     cache: Prefixes = NoPrefixes()
     if config.enable_prefix_caching:
         cache = PrefixCache(config.block_size)
-    return BlockManager(set_value(config.num_kv_blocks), config.block_size, config.watermark, cache)
+    return BlockManager(known(config.num_kv_blocks), config.block_size, config.watermark, cache)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from minivllm.config import EngineConfig, set_value
+from minivllm.config import EngineConfig, known
 from minivllm.model_config import ModelConfig
 
 CPU_MEMORY_SHARE = 0.25  # of the available memory, so that a laptop does not swap
@@ -95,7 +95,7 @@ def allocate_kv_cache(model_config: ModelConfig, config: EngineConfig) -> Tensor
     shape = (
         model_config.num_layers,
         2,
-        set_value(config.num_kv_blocks) + 1,
+        known(config.num_kv_blocks) + 1,
         config.block_size,
         model_config.num_kv_heads,
         model_config.head_dim,

@@ -1,7 +1,7 @@
-"""What a checkpoint's `config.json` says of its model; what we would compute wrongly is refused.
+"""A checkpoint's `config.json`, in one set of names for every architecture.
 
-One set of names for every architecture. Leaves out files (`weights`) and the settings of the
-engine (`config`). Given (no notebook builds it).
+A model that would be computed wrongly is refused. Does not handle files (see `weights`) and the
+settings of the engine (see `config`). Not built in the course.
 """
 
 from __future__ import annotations
@@ -10,12 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from minivllm.config import DTYPES, require_int, require_number
+from minivllm.config import DTYPES, require_bool, require_int, require_number, require_text
+
+# The largest size that is believed, above that of any model, so that a damaged config.json is
+# refused before memory is allocated for it.
+MAX_SIZE = 2**24
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """What `config.json` says of a decoder, in one set of names for every architecture."""
+    """A decoder as `config.json` describes it."""
 
     architecture: str
     vocab_size: int  # tokens
@@ -39,16 +43,16 @@ class ModelConfig:
     def from_dict(cls, raw: Mapping[str, Any]) -> ModelConfig:
         """Read the content of a `config.json`.
 
-        Raises ValueError, naming it, for whatever would be computed wrongly (an architecture,
-        RoPE scaling, activation, quantization, kind of layer) and for a field that is missing
-        or impossible.
+        Raises ValueError, naming the field and its value, for a model that would be computed
+        wrongly (architecture, RoPE scaling, activation, quantization, kind of layer) and for a
+        field that is missing, of the wrong type or impossible.
         """
         architecture = _architecture(raw)
         _refuse_unsupported(raw)
         heads = _whole(raw, "num_attention_heads")
-        # The other two have no such setting: Qwen2 has its biases always, Mistral never.
+        # The other two ignore this setting: Qwen2 always has its biases, Mistral never.
         may_choose = architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM")
-        attention_bias = may_choose and bool(raw.get("attention_bias", False))
+        attention_bias = may_choose and _flag(raw, "attention_bias")
         return cls(
             architecture=architecture,
             vocab_size=_whole(raw, "vocab_size"),
@@ -61,10 +65,10 @@ class ModelConfig:
             rms_norm_eps=_norm_eps(raw),
             rope=RopeConfig.from_dict(raw),
             max_position=_max_position(raw, architecture),
-            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+            tie_word_embeddings=_flag(raw, "tie_word_embeddings"),
             qkv_bias=architecture == "Qwen2ForCausalLM" or attention_bias,
             o_bias=attention_bias,
-            mlp_bias=architecture == "LlamaForCausalLM" and bool(raw.get("mlp_bias", False)),
+            mlp_bias=architecture == "LlamaForCausalLM" and _flag(raw, "mlp_bias"),
             qk_norm=architecture == "Qwen3ForCausalLM",
             dtype=_declared_dtype(raw),
         )
@@ -72,7 +76,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RopeConfig:
-    """Rotary position embedding: base frequency and how it is stretched for long contexts."""
+    """Rotary position embedding: its base and how it is stretched for long contexts."""
 
     theta: float = 10000.0
     kind: str = "default"  # "default", "linear" or "llama3"
@@ -87,29 +91,17 @@ class RopeConfig:
         transformers 5 writes. Raises ValueError for a scaling that is not supported."""
         rope = _rope_fields(raw, "rope_scaling") | _rope_fields(raw, "rope_parameters")
         kind = rope.get("rope_type") or rope.get("type") or "default"
-        if kind not in _REQUIRED_BY_ROPE:
-            raise ValueError(
-                f"RoPE scaling {kind!r} is not supported; supported are default, linear, llama3"
-            )
-        missing = [name for name in _REQUIRED_BY_ROPE[kind] if rope.get(name) is None]
-        if missing:
-            raise ValueError(f"RoPE scaling {kind!r} lacks {', '.join(missing)} in config.json")
-        for name in _REQUIRED_BY_ROPE[kind]:
-            require_number(f"RoPE's {name}", rope[name], 0, open_low=True)
-        partial = rope.get("partial_rotary_factor", raw.get("partial_rotary_factor")) or 1.0
-        if partial != 1.0:
-            raise ValueError(f"partial_rotary_factor={partial} is not supported; only 1.0 is")
-        theta = rope.get("rope_theta") or raw.get("rope_theta") or 10000.0
-        require_number("rope_theta", theta, 0, open_low=True)
+        require_text("RoPE's rope_type", kind)
+        _check_rope(rope, kind)
+        old_length = "original_max_position_embeddings"
+        lengths = (rope.get(old_length), raw.get(old_length), raw.get("max_position_embeddings"))
         return cls(
-            theta=theta,
+            theta=_rope_theta(rope, raw),
             kind=kind,
             factor=rope.get("factor", 1.0),
             low_freq_factor=rope.get("low_freq_factor", 1.0),
             high_freq_factor=rope.get("high_freq_factor", 4.0),
-            original_max_position=rope.get("original_max_position_embeddings")
-            or raw.get("original_max_position_embeddings")
-            or raw.get("max_position_embeddings", 8192),
+            original_max_position=_whole({old_length: _first(*lengths)}, old_length, 8192),
         )
 
 
@@ -120,8 +112,34 @@ _REQUIRED_BY_ROPE: dict[str, tuple[str, ...]] = {
 }
 
 
+def _check_rope(rope: Mapping[str, Any], kind: str) -> None:
+    if kind not in _REQUIRED_BY_ROPE:
+        raise ValueError(
+            f"RoPE scaling {kind!r} is not supported; supported are default, linear, llama3"
+        )
+    missing = [name for name in _REQUIRED_BY_ROPE[kind] if rope.get(name) is None]
+    if missing:
+        raise ValueError(f"RoPE scaling {kind!r} lacks {', '.join(missing)} in config.json")
+    for name in _REQUIRED_BY_ROPE[kind]:
+        require_number(f"RoPE's {name}", rope[name], 0, open_low=True)
+    if kind == "llama3" and rope["low_freq_factor"] >= rope["high_freq_factor"]:
+        raise ValueError(
+            f"RoPE's low_freq_factor={rope['low_freq_factor']} must be below its"
+            f" high_freq_factor={rope['high_freq_factor']}"
+        )
+
+
+def _rope_theta(rope: Mapping[str, Any], raw: Mapping[str, Any]) -> float:
+    partial = _first(rope.get("partial_rotary_factor"), raw.get("partial_rotary_factor"), 1.0)
+    if partial != 1.0:
+        raise ValueError(f"partial_rotary_factor={partial} is not supported; only 1.0 is")
+    theta = _first(rope.get("rope_theta"), raw.get("rope_theta"), 10000.0)
+    require_number("rope_theta", theta, 0, open_low=True)
+    return float(theta)
+
+
 def _rope_fields(raw: Mapping[str, Any], name: str) -> dict[str, Any]:
-    fields = raw.get(name) or {}
+    fields = _first(raw.get(name), {})
     if not isinstance(fields, Mapping):
         raise ValueError(f"{name}={fields!r} in config.json is not a JSON object")
     # Gemma and its like write {"full_attention": {...}, "sliding_attention": {...}}.
@@ -143,7 +161,7 @@ SUPPORTED_ARCHITECTURES = (
 
 def _architecture(raw: Mapping[str, Any]) -> str:
     names = raw.get("architectures") or ["(none)"]
-    names = [names] if isinstance(names, str) else names
+    names = names if isinstance(names, list) else [names]
     supported = ", ".join(SUPPORTED_ARCHITECTURES)
     if "text_config" in raw:
         raise ValueError(
@@ -188,7 +206,7 @@ def _num_kv_heads(raw: Mapping[str, Any], heads: int) -> int:
     kv_heads = _whole(raw, "num_key_value_heads", heads)
     if heads % kv_heads:
         raise ValueError(
-            f"num_attention_heads={heads} is no multiple of num_key_value_heads={kv_heads}"
+            f"num_attention_heads={heads} must be divisible by num_key_value_heads={kv_heads}"
         )
     return kv_heads
 
@@ -197,8 +215,8 @@ def _head_dim(raw: Mapping[str, Any], heads: int) -> int:
     hidden = _whole(raw, "hidden_size")
     if raw.get("head_dim") is None and hidden % heads:
         raise ValueError(
-            f"hidden_size={hidden} is no multiple of num_attention_heads={heads}, and config.json"
-            " has no head_dim"
+            f"hidden_size={hidden} must be divisible by num_attention_heads={heads}, because"
+            " config.json has no head_dim"
         )
     head_dim = _whole(raw, "head_dim", hidden // heads)
     if head_dim % 2:
@@ -207,14 +225,18 @@ def _head_dim(raw: Mapping[str, Any], heads: int) -> int:
 
 
 def _max_position(raw: Mapping[str, Any], architecture: str) -> int:
-    # Within its window, sliding-window attention is full attention: so a model that has one
-    # is served up to the window, exactly, and not beyond it.
-    limit, window = _whole(raw, "max_position_embeddings"), _sliding_window(raw, architecture)
+    # Within its window, sliding-window attention is full attention: a model that has one is
+    # served up to the window, exactly, and not beyond it.
+    limit = _whole(raw, "max_position_embeddings")
+    window = _sliding_window(raw, architecture)
     return limit if window is None else min(limit, window)
 
 
 def _sliding_window(raw: Mapping[str, Any], architecture: str) -> int | None:
-    kinds = set(raw.get("layer_types") or ())
+    listed = raw.get("layer_types") or []
+    if not isinstance(listed, list):
+        raise ValueError(f"layer_types={listed!r} in config.json is not a JSON list")
+    kinds = set(map(str, listed))
     if others := sorted(kinds - {"full_attention", "sliding_attention"}):
         raise ValueError(
             f"layers of the kind {', '.join(others)} (layer_types) are not supported; supported"
@@ -222,7 +244,7 @@ def _sliding_window(raw: Mapping[str, Any], architecture: str) -> int | None:
         )
     # Where config.json is silent, this is what transformers assumes for the architecture.
     silent = not architecture.startswith("Qwen")
-    uses = "sliding_attention" in kinds if kinds else raw.get("use_sliding_window", silent)
+    uses = "sliding_attention" in kinds if kinds else _flag(raw, "use_sliding_window", silent)
     window = raw.get("sliding_window", 4096 if architecture == "MistralForCausalLM" else None)
     if uses and kinds and window is None:
         raise ValueError("layer_types has sliding_attention, but there is no sliding_window")
@@ -232,8 +254,19 @@ def _sliding_window(raw: Mapping[str, Any], architecture: str) -> int | None:
 
 
 def _whole(raw: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    value = default if raw.get(name) is None else raw[name]
+    value = _first(raw.get(name), default)
     if value is None:
         raise ValueError(f"config.json has no {name!r}; is the checkpoint complete?")
-    require_int(f"config.json's {name}", value, 1)
+    require_int(f"config.json's {name}", value, 1, MAX_SIZE)
     return int(value)
+
+
+def _flag(raw: Mapping[str, Any], name: str, default: bool = False) -> bool:
+    value = _first(raw.get(name), default)
+    require_bool(f"config.json's {name}", value)
+    return bool(value)
+
+
+def _first(*values: Any) -> Any:
+    """Return the first value that is not None."""
+    return next((value for value in values if value is not None), None)

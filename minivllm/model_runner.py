@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from minivllm.block_manager import blocks_for
-from minivllm.config import EngineConfig, set_value
+from minivllm.config import EngineConfig, known
 from minivllm.kv_cache import allocate_kv_cache
 from minivllm.model_config import ModelConfig
 from minivllm.request import Chunk, Logprob, Request
@@ -176,13 +176,13 @@ class ModelRunner:
         self.block_size = config.block_size
         self.device = torch.device(config.device)
         self.scale = model_config.head_dim**-0.5
-        max_len = set_value(config.max_model_len)
+        max_len = known(config.max_model_len)
         self.rows = Rows(
-            set_value(config.max_num_seqs),
+            known(config.max_num_seqs),
             max_len,
             blocks_for(max_len, self.block_size),
             self.device,
-            padding_block=set_value(config.num_kv_blocks),
+            padding_block=known(config.num_kv_blocks),
         )
         self.kv_cache = allocate_kv_cache(model_config, config)
 

@@ -63,9 +63,10 @@ class SamplingParams:
     max_tokens: int | None = 16
     # Number of tokens to generate before a stop token or stop string can end the answer.
     min_tokens: int = 0
-    # Strings that end the answer, a single one, or None.
+    # Strings that end the answer: a string, a list or None.
     stop: str | tuple[str, ...] = ()
-    # Token ids that end the answer, in addition to the model's end-of-sequence tokens; or None.
+    # Token ids that end the answer, in addition to the model's end-of-sequence tokens: a list or
+    # None.
     stop_token_ids: tuple[int, ...] = ()
     # Continue after the model's end-of-sequence tokens (for benchmarks).
     ignore_eos: bool = False

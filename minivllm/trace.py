@@ -1,7 +1,7 @@
 """A record of what the engine did in each step, for figures and for understanding.
 
-Off by default: the engine then holds None instead of a Trace and pays nothing. Does not draw
-(see `pictures`). Not built in the course.
+Off by default: the engine then holds None instead of a Trace, at no cost. Does not draw (see
+`pictures.figures`). Not built in the course.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class Trace:
         block_tables: dict[str, tuple[int, ...]],
         cached_blocks: Iterable[int],
     ) -> None:
-        """Record one step that began at `started` (`time.perf_counter`) and ends now.
+        """Add a step that began at `started` (`time.perf_counter`) and ends now.
 
-        `block_tables` are those from before finished requests gave their blocks back.
+        `block_tables` are those from before the finished requests gave their blocks back.
         """
         self.steps.append(
             StepTrace(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from course import files, forks
+from course import files
 
 PACKAGE = {
     "__init__": "",
@@ -78,6 +78,19 @@ class Scheduler:
         """Blocks of a new request."""
         return self.pool.allocate(blocks_for(num_tokens))
 ''',
+    "cpu/__init__": "from minivllm.cpu.ops import FACTOR\n",
+    "cpu/ops": '''
+"""A module in a room."""
+
+from ..block_manager import blocks_for
+
+FACTOR = 1
+
+
+def need(num_tokens):
+    """Twice the blocks."""
+    return 2 * blocks_for(num_tokens)
+''',
     "request": '''
 """Layer 0."""
 
@@ -128,45 +141,8 @@ def test_a_block_is_free_when_its_last_owner_left():
     pool.free(ids)
     assert not pool.num_free > 1, "one owner is left"
     pool.free(ids)
-    assert pool.num_free == 2, "nobody is left"
+    assert pool.num_free == 2, "no owner is left"
     pool.check()
-"""
-
-MISTAKES = """
-@mistake("block_manager.blocks_for", "do you round down?")
-def blocks_for(num_tokens, block_size=16):
-    return num_tokens // block_size
-
-
-@mistake("block_manager.blocks_for", "do you add one always?")
-def blocks_for(num_tokens, block_size=16):
-    return num_tokens // block_size + 1
-
-
-@mistake("block_manager.blocks_for", "does your loop come closer to its end?")
-def blocks_for(num_tokens, block_size=16):
-    while num_tokens > 0:
-        pass
-    return 0
-
-
-@mistake("block_manager.BlockPool.allocate", "do you ask before you take?")
-def allocate(self, num_blocks):
-    ids = []
-    for _ in range(num_blocks):
-        if not self.free_ids:
-            raise ValueError("none left")
-        ids.append(self.free_ids.popleft())
-        self.counts[ids[-1]] = 1
-    return ids
-
-
-@mistake("block_manager.BlockPool.allocate", "do you say no at all?")
-def allocate(self, num_blocks):
-    ids = [self.free_ids.popleft() for _ in range(min(num_blocks, len(self.free_ids)))]
-    for i in ids:
-        self.counts[i] = 1
-    return ids
 """
 
 BUILDS = [
@@ -176,13 +152,13 @@ BUILDS = [
 
 
 def write_tree(folder: Path) -> Path:
-    """Write package, tests, wrong answers and the solution notebook; returns the folder."""
+    """Write package, tests and the solution notebook; returns the folder."""
     from course import splice
 
     for name, text in PACKAGE.items():
         put(folder / "minivllm" / f"{name}.py", text.lstrip("\n"))
     put(folder / "tests" / "test_block_manager.py", TESTS)
-    put(folder / "course" / "mistakes" / "01_blocks.py", MISTAKES)
+    put(folder / "pyproject.toml", "")
     cells = []
     for names in BUILDS:
         text = PACKAGE["block_manager"].lstrip("\n")
@@ -206,7 +182,6 @@ def tree(tmp_path, monkeypatch):
     saved = {name: sys.modules.pop(name) for name in list(sys.modules) if is_ours(name)}
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setattr(files, "HOME", folder)
-    monkeypatch.delenv(forks.FOLDER, raising=False)  # checks start as a learner's do
     yield folder
     for name in [name for name in sys.modules if is_ours(name)]:
         del sys.modules[name]

@@ -88,7 +88,7 @@ def digest(content: bytes | Refusal) -> str:
 
 
 def size(content: bytes | Refusal) -> int:
-    """Bytes; of what nobody gets, any number will do."""
+    """Bytes; any number will do for a file that is refused."""
     return 1 if isinstance(content, tuple) else len(content)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from checkout import environment
 
-from course import forks, sandbox
+from course import sandbox
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 LIMIT = 300  # seconds, for whatever is waited for: the machine may be busy
@@ -85,7 +85,7 @@ def _environment(tree: Path, work: Path) -> dict[str, str]:
     names = [f"JUPYTER_{name}" for name in JUPYTER_FOLDERS]
     names += [f"JUPYTERLAB_{name}" for name in LAB_FOLDERS] + ["IPYTHONDIR"]
     variables = environment(tree, **{name: str(work / name) for name in names})
-    for name in (forks.FOLDER, "JUPYTER_PATH", sandbox.STRICT):  # a learner has none of these
+    for name in ("JUPYTER_PATH", sandbox.STRICT):  # a learner has none of these
         variables.pop(name, None)
     return variables | {"JUPYTER_PREFER_ENV_PATH": "1"}
 

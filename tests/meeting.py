@@ -54,7 +54,7 @@ def together(size, function):
             error = raised
         if not isinstance(error, Apart):
             try:
-                # The end is a call as well: whoever still waits for this rank hears of it.
+                # The end is a call as well: ranks that still wait for this one notice.
                 group.exchange("error" if error else "no call, its function has ended")
             except Apart as apart:
                 error = error or apart

@@ -54,8 +54,8 @@ MODULES: list[Row] = [
 ]
 ROOMS: dict[str, str] = {
     "text": "config request",
-    "checkpoint": "config model_config model ops text waiting",
-    "cpu": "ops model waiting",
+    "checkpoint": "config model_config model ops text",
+    "cpu": "ops model",
     "gpu": "ops model kernels decode_attention cuda_graphs model_runner rows step_input drawing",
     "distributed": "config",
     "assembly": "config model_config block_manager tokenizer ops model kv_cache model_runner"
@@ -64,8 +64,7 @@ ROOMS: dict[str, str] = {
     "output": "config request engine",
     "pictures": "trace",
     "measure": "config request ops bench_results llm",
-    "cli": "config request bench_results llm text checkpoint assembly output pictures measure"
-    " waiting",
+    "cli": "config request bench_results llm text checkpoint assembly output pictures measure",
 }
 # `python -m minivllm`, and the lazy names of the package.
 DOORS = {"__main__": "cli assembly", "__init__": "config request trace llm"}

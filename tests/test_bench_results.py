@@ -49,8 +49,12 @@ def test_values_come_in_any_order_and_stay_in_it():
 @pytest.mark.exercise("bench_results.percentile")
 def test_between_two_places_the_value_changes_evenly():
     """Place 1.5 is half of the way from 20 to 30, place 2.7 most of the way from 30 to 40."""
-    assert percentile([10, 20, 30, 40], 50) == 25, "place 1.5 is half of the way from 20 to 30"
-    assert round(percentile([10, 20, 30, 40], 90), 6) == 37, "place 2.7: 0.7 of the way to 40"
+    assert percentile([10, 20, 30, 40], 50) == 25, (
+        "4 values have 3 steps between them: do you multiply by 4? Or do you round place 1.5?"
+    )
+    assert round(percentile([10, 20, 30, 40], 90), 6) == 37, (
+        "place 2.7 is 0.7 of the way to 40: do you take the middle?"
+    )
 
 
 @pytest.mark.exercise("bench_results.percentile")
@@ -161,7 +165,7 @@ def test_results_are_read_as_they_were_written(tmp_path):
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path):
-    """NaN is no JSON: the old results stay, and nothing half-written beside them."""
+    """JSON has no NaN: the old results stay, without a half-written file beside them."""
     path = tmp_path / "r.json"
     bench_results.save_results(path, [RESULT])
     with pytest.raises(ValueError, match="JSON"):
@@ -186,9 +190,9 @@ def test_a_write_that_breaks_off_leaves_the_old_file(tmp_path, monkeypatch):
 
 
 def test_a_file_of_something_else_is_refused(tmp_path):
-    """One result is no list of results."""
+    """A single result is not a list of results."""
     (tmp_path / "r.json").write_text(json.dumps(RESULT))
-    with pytest.raises(ValueError, match="r.json is no list"):
+    with pytest.raises(ValueError, match="r.json does not hold a list"):
         bench_results.load_results(tmp_path / "r.json")
 
 
@@ -203,7 +207,7 @@ def test_a_path_is_refused_before_the_work(tmp_path):
 
 
 def test_a_path_without_permission_is_refused(tmp_path, monkeypatch):
-    """Whoever runs the tests may write everywhere, so the system's answer is made up."""
+    """The tests may run as root, who may write everywhere: the system's answer is simulated."""
     monkeypatch.setattr(bench_results.os, "access", lambda path, mode: False)
     with pytest.raises(ValueError, match="no permission"):
         bench_results.require_writable(tmp_path / "r.json")

@@ -302,7 +302,7 @@ def test_llama_cpp_takes_long_prompts_in_parts(monkeypatch):
     assert [len(call) for call in api.calls] == [512, 88]
 
 
-def test_engines_that_are_missing_are_said_to_be(monkeypatch, capsys):
+def test_missing_engines_are_reported(monkeypatch, capsys):
     """The others are still timed."""
     monkeypatch.setitem(sys.modules, "vllm", None)
     monkeypatch.setitem(sys.modules, "llama_cpp", FakeLlamaCpp())
@@ -336,7 +336,7 @@ def fake_peers(monkeypatch, **costs):
 
 
 def test_peers_take_turns(monkeypatch):
-    """Nobody is always first; the first round is not counted."""
+    """The order changes in each round; the first round is not counted."""
     made, order = fake_peers(monkeypatch, minivllm=1.0, other=2.0)
     calls = peers.time_calls(made, [[1, 2]], 3, repeats=2)
     assert order == ["minivllm", "other", "other", "minivllm", "minivllm", "other"]
@@ -346,7 +346,7 @@ def test_peers_take_turns(monkeypatch):
     }
 
 
-def test_a_peer_that_stops_early_is_no_comparison(monkeypatch):
+def test_a_peer_that_stops_early_is_refused(monkeypatch):
     """It did less than the others."""
     made, _ = fake_peers(monkeypatch, minivllm=1.0)
     generate = made["minivllm"].generate
@@ -485,7 +485,7 @@ def test_a_users_mistake_is_one_line(monkeypatch, capsys):
     ],
 )
 def test_settings_are_numbers_truths_or_texts(text, expected):
-    """What is no JSON is text."""
+    """A value that is not JSON is text."""
     assert common.parse_setting(text) == expected
 
 
@@ -509,7 +509,7 @@ def test_wrong_settings_are_refused(text):
     ],
 )
 def test_control_plane_times_decode_steps_alone(case):
-    """Nobody comes, goes or is preempted; every step has a token of each."""
+    """No request starts, ends or is preempted; every step has a token of each."""
     engine, outputs = control_plane.make_engine(case, num_steps=20)
     for _ in range(20):
         control_plane.step(engine, outputs)

@@ -320,6 +320,7 @@ def test_nothing_can_always_be_taken():
     manager = make_manager(num_blocks=4, watermark=0.5)
     manager.pool.allocate(4)
     assert manager.can_allocate(0, False), "no block is wanted, so none is missing"
+    assert not manager.can_allocate(1, False), "one block is wanted, and none is free"
     assert manager.can_allocate(0, True), "no block is wanted: does the reserve stand in the way?"
     assert manager.can_allocate(-1, True), (
         "a table longer than needed wants less than no block: do you test for exactly 0?"

@@ -4,8 +4,6 @@ A checkpoint of a few kilobytes stands where the built-in model would be: nothin
 every cell runs, in seconds. Each test goes on where the one before it stopped.
 """
 
-import json
-
 import jupyter_page
 import pytest
 from checkout import make_checkout
@@ -13,7 +11,7 @@ from jupyter_page import Page
 from tiny_checkpoint import make_checkpoint
 from toy_course import git
 
-from minivllm.checkpoint import hub
+from minivllm.checkpoint.builtin_model import BUILTIN_MODELS, write_marker
 
 lacking = jupyter_page.lacking()
 pytestmark = [
@@ -28,9 +26,9 @@ PERCENTILE, BLOCKS_FOR = "bench_results-percentile", "block_manager-blocks_for"
 def tree(tmp_path_factory):
     """A checkout of its own, and in the cache beside it a small model in the place of the real."""
     folder = make_checkout(tmp_path_factory.mktemp("browser") / "minivllm")
-    model = hub.BUILTIN_MODELS[0]
+    model = BUILTIN_MODELS[0]
     path = make_checkpoint(folder.parent / "cache" / model.name, max_position_embeddings=2048)
-    (path / hub.MARKER).write_text(json.dumps(hub._marker(model)), "utf-8")
+    write_marker(path, model)
     return folder
 
 

@@ -8,7 +8,7 @@ from tiny_checkpoint import make_checkpoint
 
 from minivllm.cli import chat as cli_chat
 from minivllm.cli import main as cli
-from minivllm.cli.chat import Chat, Session, figures_of, notes_on, shortened
+from minivllm.cli.chat import Chat, Session, figures_of, notes_on
 from minivllm.request import CompletionOutput, RequestMetrics, RequestOutput, SamplingParams
 
 MAX_LEN = 40
@@ -141,7 +141,7 @@ def test_one_token_has_no_speed():
     )
 
 
-def test_empty_lines_are_no_turns():
+def test_empty_lines_are_not_turns():
     """Nor are blanks."""
     session, _ = talk(FakeLLM(["a"]), "", "   ", "x", "")
     assert session.turns == [("x", "a")]
@@ -304,10 +304,11 @@ def test_an_unknown_command_is_not_sent():
     assert session.turns == [("/usr?", "a")]
 
 
-def test_long_texts_are_shortened():
-    """To 40 characters."""
-    assert shortened("a" * 40) == "a" * 40
-    assert shortened("a" * 41) == "a" * 39 + "…"
+def test_an_empty_answer_is_named():
+    """And counts, so that a script can tell."""
+    _, terminal = talk(FakeLLM([""]), "x")
+    assert terminal.notes[1] == "the answer is empty"
+    assert terminal.num_refused == 1
 
 
 # -- the real thing ----------------------------------------------------------------------------
@@ -353,10 +354,12 @@ def test_a_pipe_whose_message_does_not_fit_ends_with_code_2(checkpoint, monkeypa
 
 def test_an_impossible_setting_is_one_line(checkpoint, monkeypatch, capsys):
     """Before the first turn."""
-    code, out, err = chat(checkpoint, monkeypatch, capsys, ["hi"], "--top-p", "2")
-    assert (code, out) == (2, "")
-    assert "top_p=2.0" in err
-    assert "Traceback" not in err
+    with pytest.raises(SystemExit) as exit_info:
+        chat(checkpoint, monkeypatch, capsys, ["hi"], "--top-p", "2")
+    captured = capsys.readouterr()
+    assert (exit_info.value.code, captured.out) == (2, "")
+    assert "minivllm chat: top_p=2.0 must be" in captured.err
+    assert captured.err.count("\n") == 1
 
 
 def make_terminal(monkeypatch, *keys, no_colour=False):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +35,8 @@ def test_defaults_are_valid():
         ("model_path", ""),
         ("dtype", "float8"),
         ("device", ""),
+        ("device", "mps"),
+        ("device", "cuda:x"),
         ("max_num_seqs", 0),
         ("max_num_seqs", True),
         ("max_num_seqs", 2.0),
@@ -77,9 +80,18 @@ def test_limits_themselves_are_allowed(name, value):
     assert getattr(EngineConfig(**{name: value}), name) == value
 
 
+def test_a_path_is_an_absolute_directory(monkeypatch, tmp_path):
+    """A `Path` never means a built-in name or the Hub; "~" is the home directory."""
+    monkeypatch.chdir(tmp_path)
+    assert EngineConfig(model=Path("owner/name")).model == str(tmp_path / "owner" / "name")
+    assert EngineConfig(model=Path("~/x")).model == str(Path.home() / "x")
+    with pytest.raises(ValueError, match="model=5"):
+        EngineConfig(model=5)
+
+
 def test_block_size_says_what_to_take():
     """A refused block size comes with one that works."""
-    with pytest.raises(ValueError, match="block_size=24 is no power of two; try 16"):
+    with pytest.raises(ValueError, match="block_size=24 must be a power of two; try 16"):
         EngineConfig(block_size=24)
 
 
@@ -134,6 +146,6 @@ def test_checks_say_what_is_allowed():
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, True, "1", None])
 def test_number_is_finite_and_no_bool(value):
-    """NaN and infinity are no settings, and True is not 1."""
+    """NaN, infinity and True are refused."""
     with pytest.raises(ValueError, match="x="):
         require_number("x", value, -1e9)

@@ -1,4 +1,4 @@
-"""Lessons and package become notebooks: the same each time, and never over somebody's work."""
+"""Lessons and package become notebooks: the same each time, and never over a learner's work."""
 
 import json
 import shutil

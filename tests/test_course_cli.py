@@ -1,10 +1,13 @@
-"""`python -m course`: what each command does for somebody who types it."""
+"""`python -m course`: what each command does."""
 
 import shutil
+import subprocess
+import sys
 
 import pytest
-from toy_course import ANSWERS, LESSON, PACKAGE, course, executed_toy, git, run, write_answer
+from toy_course import ANSWERS, HOME, LESSON, PACKAGE, course, executed_toy, git, run, write_answer
 
+from course.authoring import commands as authors
 from course.commands import COMMANDS, main, parser
 from course.notebooks import as_text, read_notebook, write_notebook
 
@@ -37,7 +40,10 @@ def states(folder) -> str:
 # -- help --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+ALL = [*COMMANDS, *authors.COMMANDS]
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_every_command_explains_itself(name, capsys):
     """More than a usage line: what it does and what comes after."""
     with pytest.raises(SystemExit):
@@ -49,8 +55,16 @@ def test_every_command_explains_itself(name, capsys):
 def test_the_list_of_commands_is_complete():
     """Those of the course's plan, in the learner's order first."""
     wanted = "check open restore empty progress update build execute verify new-chapter"
-    assert list(COMMANDS) == wanted.split()
-    assert all(f"\n    {name}" in parser().format_help() for name in COMMANDS)
+    assert wanted.split() == ALL
+    assert all(f"\n    {name}" in parser().format_help() for name in ALL)
+
+
+def test_learners_commands_import_nothing_of_the_authors():
+    """A learner's command starts without jupytext and the gates."""
+    script = "import sys; from course.commands import main; main(['progress'])\n"
+    script += "print([name for name in sys.modules if 'authoring' in name or name == 'jupytext'])"
+    ran = subprocess.run([sys.executable, "-c", script], cwd=HOME, capture_output=True, text=True)
+    assert ran.stdout.endswith("[]\n"), ran.stdout[-300:] + ran.stderr
 
 
 # -- check and open ----------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 from tiny_checkpoint import make_checkpoint
 
 from course import exercises as ex
-from course import forks, sandbox
+from course import files, sandbox
 from course.files import HOME
 from course.progress import whose_engine
 from course.props import race
@@ -49,10 +49,10 @@ def tree(clone, tmp_path):
     return shutil.copytree(clone, tmp_path / "minivllm")
 
 
-def run(folder, *command, fresh=False):
-    """What `python COMMAND...` prints in a checkout; a fork is not `fresh`."""
+def run(folder, *command):
+    """What `python COMMAND...` prints in a checkout."""
     environment = sandbox.environment(folder) | {"PYTHONPATH": str(folder)}
-    command = [sys.executable, *command] if fresh else forks.command(*command)
+    command = [sys.executable, *command]
     ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
@@ -66,7 +66,7 @@ def test_an_engine_that_is_the_learners_alone(tree, tmp_path):
     write = "from course import exercises as ex; names = {e.name: e.reference for e in"
     write += " ex.exercises().values()}; ex.lay(names, mine=True)"
     run(tree, "-c", write)
-    mine = run(tree, "-m", "told", fresh=True)
+    mine = run(tree, "-m", "told")
     assert "borrowed: 0" in mine, mine
     assert f"All {len(ex.exercises())} exercises" in mine
     assert mine.split("\n")[0] == borrowed.split("\n")[0], "the same tokens as on our engine"
@@ -102,12 +102,12 @@ def test_a_fresh_process_imports_the_package_of_a_folder(tree):
     """Not that of the tree it was started from; an error comes with its last lines."""
     file = race.run_fresh("import minivllm; print(minivllm.__file__)", tree)
     assert file == str(tree / "minivllm" / "__init__.py")
-    with pytest.raises(ex.CourseError, match="ZeroDivisionError"):
+    with pytest.raises(files.CourseError, match="ZeroDivisionError"):
         race.run_fresh("1 / 0", tree)
 
 
-def test_a_race_runs_everybody_on_the_same_work(tmp_path, monkeypatch):
-    """The same tokens, a time for each round that counts, and nobody is left running."""
+def test_a_race_runs_all_engines_on_the_same_work(tmp_path, monkeypatch):
+    """The same tokens, a time for each round that counts, and no process is left running."""
     monkeypatch.setattr(race, "find_spec", lambda name: None)  # transformers takes seconds
     model = make_checkpoint(tmp_path / "model")
     setup = {"model_path": str(model), "max_batch": 2, "max_len": 32}
@@ -122,7 +122,7 @@ def test_a_race_runs_everybody_on_the_same_work(tmp_path, monkeypatch):
 def test_a_racer_that_dies_is_an_error(tmp_path, monkeypatch):
     """With what to do, instead of waiting for ever."""
     monkeypatch.setattr(race, "find_spec", lambda name: None)
-    with pytest.raises(ex.CourseError, match="ended before it answered"):
+    with pytest.raises(files.CourseError, match="ended before it answered"):
         race.race({"model_path": str(tmp_path), "max_batch": 1, "max_len": 8}, [[1]], 1)
 
 
@@ -144,7 +144,7 @@ def test_the_clock_counts_what_the_lesson_says(step, end):
     assert max(work.end for work in engine.runner.log) == end
 
 
-def test_a_step_for_nobody_is_marked():
+def test_a_wasted_step_is_marked():
     """The one behind a stop token; an answer that ends by its length has none."""
     steps = [
         [work.is_wasted for work in run_toy("step_overlapped", answers).runner.log
@@ -152,17 +152,6 @@ def test_a_step_for_nobody_is_marked():
         for answers in ({"A": [5, 6, 0]}, {"A": [5, 6, 7]})
     ]  # fmt: skip
     assert steps == [[False, False, False, True], [False, False, False]]
-
-
-def test_the_toy_runs_the_newest_engine(monkeypatch):
-    """A build cell imports the module afresh: what was imported before it is old."""
-    import minivllm.engine
-
-    class Newer(minivllm.engine.Engine):
-        pass
-
-    monkeypatch.setattr(minivllm.engine, "Engine", Newer)
-    assert isinstance(toy_engine({"A": [0]}), Newer)
 
 
 # -- the lesson --

@@ -28,7 +28,7 @@ def state_of(name):
 
 def module_text():
     """The module with the exercises, as it is now."""
-    return ex.read(ex.module_path(BLOCKS_FOR))
+    return files.read(files.module_path(BLOCKS_FOR))
 
 
 def test_exercises_come_in_course_order():
@@ -43,7 +43,7 @@ def test_exercises_come_in_course_order():
 def test_the_root_is_found_without_importing_the_package(tree):  # noqa: F811
     """A package that cannot be imported is found too."""
     (tree / "minivllm" / "__init__.py").write_text("1 / 0")
-    assert ex.root() == tree
+    assert files.root() == tree
 
 
 @pytest.mark.parametrize("name", [ALLOCATE, "BlockPool.allocate", "allocate"])
@@ -58,7 +58,9 @@ def test_the_last_part_of_a_name_is_enough(name):
 )
 def test_a_wrong_name_is_answered_with_the_right_one(wrong):
     """Did you mean?"""
-    with pytest.raises(ex.CourseError, match=f"{wrong}.*Did you mean .*block_manager.blocks_for"):
+    with pytest.raises(
+        files.CourseError, match=f"{wrong}.*Did you mean .*block_manager.blocks_for"
+    ):
         ex.find_exercise(wrong)
 
 
@@ -89,14 +91,14 @@ def test_our_text_typed_in_an_editor_counts_after_open():
     before = module_text()
     ex.open_in_file(ex.find_exercise(BLOCKS_FOR))
     assert "notebook 01_blocks: block_manager.blocks_for" in module_text()
-    ex.write(ex.module_path(BLOCKS_FOR), before)
+    files.write(files.module_path(BLOCKS_FOR), before)
     assert state_of(BLOCKS_FOR) == "yours"
 
 
 def test_a_change_in_an_editor_is_the_learners():
     """Whether the ledger knows of it or not."""
-    path = ex.module_path(BLOCKS_FOR)
-    ex.write(path, module_text().replace("-(-num_tokens // block_size)", "7"))
+    path = files.module_path(BLOCKS_FOR)
+    files.write(path, module_text().replace("-(-num_tokens // block_size)", "7"))
     assert state_of(BLOCKS_FOR) == "yours"
     assert ex.learner_exercises() == [BLOCKS_FOR]
 
@@ -105,7 +107,7 @@ def test_git_checkout_makes_it_borrowed_again():
     """The ledger keeps digests, no flags."""
     before = module_text()
     ex.lay({BLOCKS_FOR: MINE}, mine=True)
-    ex.write(ex.module_path(BLOCKS_FOR), before)
+    files.write(files.module_path(BLOCKS_FOR), before)
     assert state_of(BLOCKS_FOR) == "borrowed"
 
 
@@ -128,7 +130,7 @@ def test_laying_changes_only_what_is_named():
 def test_definitions_are_laid_together_or_not_at_all():
     """One that does not fit keeps the others out, and nothing is recorded."""
     before = module_text()
-    with pytest.raises(ex.BuildError, match="Not written"):
+    with pytest.raises(files.BuildError, match="Not written"):
         ex.lay({BLOCKS_FOR: MINE, ALLOCATE: "x = 1"}, mine=True)
     assert module_text() == before
     with ledger() as book:
@@ -148,7 +150,7 @@ def test_stepping_back_goes_through_the_versions():
 
 def test_a_file_with_windows_line_ends_keeps_them():
     """Every line, the new ones too."""
-    path = ex.module_path(BLOCKS_FOR)
+    path = files.module_path(BLOCKS_FOR)
     path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
     assert state_of(BLOCKS_FOR) == "borrowed"
     ex.lay({BLOCKS_FOR: MINE}, mine=True)
@@ -164,7 +166,7 @@ def test_a_new_text_of_equal_length_is_never_hidden_by_compiled_code(tmp_path, m
     path = tmp_path / "counted.py"
     path.write_text("value = 10")
     for value in range(11, 31):
-        ex.write(path, f"value = {value}")
+        files.write(path, f"value = {value}")
         spec = importlib.util.spec_from_file_location("counted", path)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
@@ -174,17 +176,19 @@ def test_a_new_text_of_equal_length_is_never_hidden_by_compiled_code(tmp_path, m
 
 def test_a_module_that_does_not_compile_is_named_with_its_remedy():
     """Line, reason, and the command that helps."""
-    path = ex.module_path(BLOCKS_FOR)
+    path = files.module_path(BLOCKS_FOR)
     path.write_text("def broken(:\n")
-    with pytest.raises(ex.CourseError, match=r"line 1.*\n.*git checkout minivllm/block_manager.py"):
+    with pytest.raises(
+        files.CourseError, match=r"line 1.*\n.*git checkout minivllm/block_manager.py"
+    ):
         ex.states()
 
 
 def test_a_definition_that_is_gone_is_named_with_its_remedy():
     """Renamed in an editor, for instance."""
-    path = ex.module_path(BLOCKS_FOR)
-    ex.write(path, module_text().replace("def blocks_for", "def blocks_of"))
-    with pytest.raises(ex.CourseError, match="blocks_for is gone.*git checkout"):
+    path = files.module_path(BLOCKS_FOR)
+    files.write(path, module_text().replace("def blocks_for", "def blocks_of"))
+    with pytest.raises(files.CourseError, match="blocks_for is gone.*git checkout"):
         ex.current(BLOCKS_FOR)
 
 
@@ -224,7 +228,7 @@ def test_a_package_that_cannot_be_written_gets_a_clear_message(monkeypatch):
 
     before = module_text()
     monkeypatch.setattr(files.os, "replace", refuse)
-    with pytest.raises(ex.CourseError, match=r"Permission denied.*\n.*checkout of your own"):
+    with pytest.raises(files.CourseError, match=r"Permission denied.*\n.*checkout of your own"):
         ex.lay({BLOCKS_FOR: MINE}, mine=True)
     monkeypatch.undo()
     assert before.startswith('"""Blocks')
@@ -235,7 +239,7 @@ def test_a_read_only_tree_gets_a_clear_message(tree):  # noqa: F811
     """The same with the real thing."""
     tree.chmod(0o500)
     try:
-        with pytest.raises(ex.CourseError, match="checkout of your own"):
+        with pytest.raises(files.CourseError, match="checkout of your own"):
             ex.lay({BLOCKS_FOR: MINE}, mine=True)
     finally:
         tree.chmod(0o700)
@@ -265,7 +269,7 @@ def test_two_processes_that_build_at_once_lose_nothing(tree):  # noqa: F811
 
 def test_the_time_of_change_never_runs_far_ahead(tree):  # noqa: F811
     """One second for each write, or make and others would wonder."""
-    path = ex.module_path(BLOCKS_FOR)
+    path = files.module_path(BLOCKS_FOR)
     for number in range(3):
-        ex.write(path, f"# {number}")
+        files.write(path, f"# {number}")
     assert path.stat().st_mtime < time.time() + 4

@@ -8,6 +8,7 @@ import pytest
 from nbformat.v4 import new_output
 from toy_course import LESSON, MISTAKES, PACKAGE, TESTS, course, executed_toy, make_toy, run
 
+from course import files
 from course.authoring import gates, gates_pages, gates_wheel
 from course.notebooks import as_text, read_notebook, write_notebook
 
@@ -54,7 +55,7 @@ def test_a_sound_course_passes_every_gate(built):
 def here(built, tmp_path, monkeypatch):
     """A toy of one's own that the gates of this process look at."""
     toy = shutil.copytree(built, tmp_path / "toy")
-    monkeypatch.setattr(gates.ex, "HOME", toy)
+    monkeypatch.setattr(files, "HOME", toy)
     return toy
 
 
@@ -159,18 +160,6 @@ def test_gate_4_sees_a_test_that_lets_a_wrong_answer_through(tmp_path):
     assert "'do you round down?' to this wrong answer" in failure(tmp_path, 4)
 
 
-def test_gate_4_tries_again_what_the_forks_did_not_reach(monkeypatch, tmp_path):
-    """They have little time; a wrong answer without a report is not yet caught, nor missed."""
-    alone: list[str] = []
-    monkeypatch.setattr(gates, "run_tests", lambda name, folder: [])
-    monkeypatch.setattr(gates, "runs_of", lambda *_: [[{"event": "end"}], []])
-    monkeypatch.setattr(gates, "caught", lambda *_: (True, ""))
-    monkeypatch.setattr(gates, "uncaught_alone", lambda mistake: alone.append(mistake.says) or [])
-    library = [gates.Mistake("boxes.boxes_for", says, "") for says in ("reached", "not reached")]
-    assert gates.uncaught(("boxes.boxes_for", library, tmp_path)) == []
-    assert alone == ["not reached"]
-
-
 def test_gate_5_sees_a_check_that_needs_a_later_exercise(tmp_path):
     """`boxes_for` cannot be checked before `take` is built."""
     needs = TESTS.replace(
@@ -180,28 +169,6 @@ def test_gate_5_sees_a_check_that_needs_a_later_exercise(tmp_path):
     text = failure(tmp_path, 5)
     assert "boxes.boxes_for cannot be checked before a later exercise is built" in text
     assert "boxes.Shelf.give cannot" not in text
-
-
-def test_gates_2_and_5_share_the_steps_of_the_staircase(built, tmp_path):
-    """Gate 2 climbs those that cells climb; `take` is built in one cell with the later `give`."""
-    script = (
-        "from course.authoring.gates import climbed_by_cells; print(*climbed_by_cells('01_boxes'))"
-    )
-    climbed = run(built, "-c", script).stdout.split()
-    assert sorted(climbed) == ["boxes.Shelf.give", "boxes.boxes_for"]
-    needs = TESTS.replace(
-        '"are the boxes still free?"', '"are the boxes still free?"\n    shelf.give([0])'
-    )
-    faulty(tmp_path / "rest", tests=needs)
-    text = course(tmp_path / "rest", "verify", "--gate", "2", "--gate", "5", code=1)
-    assert "ok      gate 2" in text and "FAILED  gate 5" in text
-    assert "boxes.Shelf.take cannot be checked before a later exercise is built" in text
-    assert text.count("\n  - ") == 1
-    needs = TESTS.replace(
-        '"do you always add one?"', '"do you always add one?"\n    Shelf(2).take(1)'
-    )
-    faulty(tmp_path / "cells", tests=needs)
-    assert "verify --gate 5 01_boxes" in failure(tmp_path / "cells", 2)
 
 
 # -- 6: pages ----------------------------------------------------------------------------------
@@ -290,7 +257,7 @@ def test_gate_7_sees_an_environment_that_disagrees(tmp_path, monkeypatch, old, n
         shutil.copy(gates_wheel.ex.HOME / name, tmp_path)
     path = tmp_path / "environment.yml"
     path.write_text(path.read_text("utf-8").replace(old, new), "utf-8")
-    monkeypatch.setattr(gates_wheel.ex, "HOME", tmp_path)
+    monkeypatch.setattr(files, "HOME", tmp_path)
     assert words in "\n".join(gates_wheel.environment_problems())
 
 

@@ -6,6 +6,7 @@ solution notebook runs it, and `minivllm generate` runs here on a checkpoint of 
 
 import shutil
 import subprocess
+import sys
 
 import pytest
 from checkout import environment, make_checkout
@@ -13,8 +14,8 @@ from tiny_checkpoint import make_checkpoint
 from toy_course import git
 
 from course import exercises as ex
-from course import forks, sandbox
-from course.mistakes import read_mistakes
+from course import sandbox
+from course.authoring.mistakes import read_mistakes
 from course.notebooks import as_text, read_notebook, write_notebook
 
 pytestmark = pytest.mark.course
@@ -79,13 +80,6 @@ def allocate(self, request: Request, num_tokens: int, keep_watermark: bool = Fal
 }
 
 
-@pytest.fixture
-def no_forks(monkeypatch):
-    """Kernels and checks start as a learner's do, which takes seconds each."""
-    monkeypatch.delenv(forks.FOLDER, raising=False)
-    monkeypatch.delenv("JUPYTER_PATH", raising=False)  # where the kernels are that are forks
-
-
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory):
     """The files that git would commit, in a repository of their own; tests take a copy."""
@@ -100,7 +94,7 @@ def tree(clone, tmp_path):
 def run(folder, *command: str, code: int = 0, **more: str) -> str:
     """Run `python COMMAND...` in the checkout."""
     result = subprocess.run(
-        forks.command(*command),
+        [sys.executable, *command],
         cwd=folder,
         env=environment(folder, **more),
         stdin=subprocess.DEVNULL,
@@ -166,7 +160,6 @@ def test_in_the_blank_notebook_every_check_says_open_and_run_all_goes_on(tree, m
     assert git(tree, "status", "--porcelain") == ""
 
 
-@pytest.mark.usefixtures("no_forks")
 def test_a_wrong_answer_is_named_and_the_right_one_passes(tree, monkeypatch):
     """In the cells of one exercise; after the right one nothing else in the file has changed."""
     name = "block_manager.blocks_for"
@@ -193,7 +186,7 @@ def test_from_blank_to_an_engine_of_ones_own_and_back(tree, monkeypatch, tmp_pat
     assert git(tree, "diff", "--name-only").split() == [MODULE, NOTEBOOK]
     assert text_with_ours(tree) == git(tree, "show", f"HEAD:{MODULE}")
 
-    command = ["-m", "minivllm.cli.main", "generate", "hello", "--max-tokens", "5"]
+    command = ["-m", "minivllm.cli.main", "generate", "hello", "--max-tokens", "5", "--seed", "1"]
     command += ["--model", str(make_checkpoint(tmp_path / "model"))]
     name = "block_manager.BlockPool.allocate"
     seen = 'print("the learner allocates")\n    return [take_one()'
@@ -205,7 +198,6 @@ def test_from_blank_to_an_engine_of_ones_own_and_back(tree, monkeypatch, tmp_pat
     assert "the learner allocates" not in run(tree, *command)
 
 
-@pytest.mark.usefixtures("no_forks")
 def test_pytest_tests_the_learners_engine(tree):
     """With their wrong code it fails by the exercise's name, with their right code it passes."""
     name = "block_manager.BlockPool.share"

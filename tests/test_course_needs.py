@@ -21,12 +21,11 @@ def no_triton(monkeypatch):
 
 @pytest.fixture
 def without_triton(tmp_path):
-    """The environment of a process in which nobody finds Triton."""
-    # Nor the other package, which nbval's imports use for seconds: see `course/notebooks.py`.
-    lines = "import sys; sys.modules['triton'] = sys.modules['rfc3987_syntax'] = None"
+    """The environment of a process in which Triton cannot be imported."""
+    lines = "import sys; sys.modules['triton'] = None"
     (tmp_path / "sitecustomize.py").write_text(lines)
     paths = [str(tmp_path), str(ROOT)]
-    drop = ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "MINIVLLM_FORKS")
+    drop = ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER")
     rest = {k: v for k, v in os.environ.items() if k not in drop}
     return rest | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
 

@@ -64,8 +64,8 @@ def test_a_smaller_score_leaves_the_best() -> None:
 @pytest.mark.exercise("decode_attention.softmax_step")
 def test_each_query_has_a_best_of_its_own() -> None:
     """One tile: for the first query larger, for the second smaller than what came before."""
-    state = softmax_step([[3.0], [1.0]], [8.0], [1.0, 3.0], [2.0, 1.0], [4.0, 4.0])
-    assert state == ([3.0, 3.0], [1.5, 1.25], [9.0, 6.0]), (
+    state = softmax_step([[3.0], [1.0]], [8.0], [1.0, 2.0], [2.0, 1.0], [4.0, 4.0])
+    assert state == ([3.0, 2.0], [1.5, 1.5], [9.0, 8.0]), (
         "two queries, one row each: along which axis do you take the largest and the sum?"
     )
 

@@ -222,13 +222,16 @@ def test_inverse_cdf_splits_0_to_1_by_mass() -> None:
         assert rest.tolist() == [0.0, 0.5, 0.0, 0.75]
 
 
+@pytest.mark.exercise("drawing.invert_cdf")
 def test_rest_of_a_uniform_stays_below_1() -> None:
     """Also where rounding puts it on the border: it is used for the next draw."""
     masses = torch.rand(5000, 7, generator=torch.Generator().manual_seed(0)) ** 20
     uniforms = masses[:, :3].double().sum(-1) / masses.double().sum(-1)
     for nudge in (1 - 2**-52, 1.0, 1 + 2**-52):
         _, rest = invert_cdf(masses, (uniforms * nudge).clamp(max=1 - 2**-53))
-        assert (rest >= 0).all() and (rest < 1).all()
+        assert (rest >= 0).all() and (rest < 1).all(), (
+            "the rest is a uniform again, in [0, 1): what if rounding puts it below 0, or at 1?"
+        )
 
 
 def test_a_token_of_probability_0_is_never_drawn() -> None:

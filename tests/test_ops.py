@@ -133,6 +133,7 @@ def test_silu_mul_gates_the_second_half_by_the_first() -> None:
     assert silu_mul([[0, 2, 5, 3]]) == [[0, 5.285]], (
         "the gates are 0 and 2, the ups 5 and 3: which half goes through silu?"
     )
+    assert silu_mul([[0, 2, 0, 5, 3, 1]]) == [[0, 5.285, 0]], "three gates, then three ups"
 
 
 @pytest.mark.exercise("ops.silu_mul")

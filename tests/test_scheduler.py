@@ -419,6 +419,11 @@ def test_an_empty_budget_admits_no_request():
     output = SchedulerOutput([Chunk(make_request("a"), 4, 1, samples=True, is_decode=True)])
     scheduler.schedule_waiting(output)
     assert names(scheduler.waiting) == ["b"], "nothing is left of the budget: b waits"
+    scheduler.max_num_batched_tokens = 2
+    scheduler.schedule_waiting(output)
+    assert plan(output) == ["a decodes 1", "b prefills 1"], (
+        "1 of 2 is left for b: is a budget of 1 none in your code?"
+    )
 
 
 @pytest.mark.exercise("scheduler.Scheduler.schedule_waiting")
@@ -599,6 +604,19 @@ def test_a_request_that_waits_for_an_unread_step_is_not_preempted():
     assert scheduler.memory.tokens_of["a"] == 6, "it keeps the memory for its 6 tokens"
 
 
+@pytest.mark.exercise("scheduler.Scheduler.make_room")
+def test_room_is_for_the_token_behind_the_computed_ones():
+    """A prompt of 6, and 3 tokens of the answer are computed."""
+    scheduler = make_scheduler(max_tokens=20)
+    request = running(scheduler, "a", 6)
+    request.token_ids += [5, 5, 5]
+    request.num_computed_tokens = 9
+    scheduler.make_room(request, SchedulerOutput())
+    assert scheduler.memory.tokens_of == {"a": 10}, (
+        "9 tokens are computed, 6 of them prefill: is there room for the 10th?"
+    )
+
+
 # -- Scheduler.schedule: order and budget --
 
 
@@ -658,15 +676,21 @@ def test_the_budget_is_never_exceeded_and_never_wasted():
         read(scheduler, output)
 
 
-@pytest.mark.exercise("scheduler.Scheduler.schedule")
-def test_several_prompts_under_way_share_the_budget():
-    """After a step that broke off two prompts are under way at once."""
-    scheduler = make_scheduler(budget=10)
+def two_under_way(budget):
+    """A scheduler with prompts a and b under way: 8 of 16 tokens are computed of each."""
+    scheduler = make_scheduler(budget=budget)
     for name in "ab":
         request = half_way(16, 8)
         request.request_id = name
         scheduler.memory.tokens_of[name] = 16
         scheduler.running.append(request)
+    return scheduler
+
+
+@pytest.mark.exercise("scheduler.Scheduler.schedule")
+def test_several_prompts_under_way_share_the_budget():
+    """After a step that broke off two prompts are under way at once."""
+    scheduler = two_under_way(budget=10)
     output = scheduler.schedule()
     assert plan(output) == ["a prefills 8", "b prefills 2"], (
         "a budget of 10, two prompts with 8 left each: does the second get what the first left?"
@@ -743,14 +767,13 @@ def test_a_request_without_room_gets_no_chunk():
 @pytest.mark.exercise("scheduler.Scheduler.schedule")
 def test_no_chunk_is_empty():
     """Budget 8: the first of two prompts under way takes all of it."""
-    scheduler = make_scheduler(budget=8)
-    for name in "ab":
-        request = half_way(16, 8)
-        request.request_id = name
-        scheduler.memory.tokens_of[name] = 16
-        scheduler.running.append(request)
+    scheduler = two_under_way(budget=8)
     assert plan(scheduler.schedule()) == ["a prefills 8"], (
         "nothing of the budget is left for b: does it get a chunk of 0 tokens?"
+    )
+    scheduler = two_under_way(budget=9)
+    assert plan(scheduler.schedule()) == ["a prefills 8", "b prefills 1"], (
+        "1 of 9 is left for b: is a budget of 1 none in your code?"
     )
 
 

@@ -168,7 +168,7 @@ def test_ranks_agree_on_the_number_of_blocks(checkpoint, monkeypatch):
 
 def test_what_the_machine_cannot_do_is_refused_before_anything_starts(checkpoint, monkeypatch):
     """Too few GPUs; a recorder that would not see the sums. The remedy is in the message."""
-    monkeypatch.setattr("minivllm.assembly.ranks.Team", None)  # whoever starts one fails
+    monkeypatch.setattr("minivllm.assembly.ranks.Team", None)  # starting one would fail
     with pytest.raises(ValueError, match="enforce_eager=False: on a CPU the sums .* leave"):
         answers(checkpoint(), 2, device="cpu", enforce_eager=False)
     monkeypatch.setattr("minivllm.assembly.ranks.choose_device", torch.device)

@@ -13,7 +13,6 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from tiny_checkpoint import make_checkpoint
 
-from course import forks
 from minivllm import LLM, SamplingParams
 from minivllm.distributed.process_group import GroupError
 
@@ -59,7 +58,7 @@ def test_two_engines_at_once_each_with_its_own_workers(checkpoint):
         expected = answers(alone)
     first, second = load(checkpoint), load(checkpoint)
     processes = processes_of(first) + processes_of(second)
-    assert addresses_of(processes) == {"127.0.0.1"}, "nobody else may speak to them"
+    assert addresses_of(processes) == {"127.0.0.1"}, "only this host may reach them"
     assert answers(first) == answers(second) == expected
     assert answers(first) == expected
     first.close()
@@ -111,7 +110,7 @@ def test_a_worker_that_stands_still_is_given_up(checkpoint):
 
 
 def test_the_error_of_a_worker_is_the_engines(checkpoint):
-    """Here it hears something that is no message."""
+    """Here it receives something else than a step."""
     llm = load(checkpoint)
     processes = processes_of(llm)
     llm.engine.runner.group.send(b'{"nonsense": 1}')
@@ -189,7 +188,7 @@ def test_workers_end_with_a_leader_that_is_killed(checkpoint):
 
 
 def test_ctrl_c_leaves_an_engine_that_works(checkpoint):
-    """A terminal sends it to all processes of the group: it comes between two steps, nobody is
+    """A terminal sends it to all processes of the group: it comes between two steps, no rank is
     left waiting, and the next prompt is answered. The script closes nothing: its workers end with
     it all the same."""
     with load(checkpoint, 1) as alone:
@@ -206,12 +205,11 @@ def test_ctrl_c_leaves_an_engine_that_works(checkpoint):
 
 def torchrun(path, node, port, *arguments):
     """One of two nodes on this host."""
-    # torchrun itself may be a fork; the processes that it starts are not.
     launcher = ["-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
     meeting = ["--node-rank", str(node), "--master-addr", "127.0.0.1", "--master-port", str(port)]
     command = ["-m", "minivllm", "generate", "abc", "--raw", "--model", str(path)]
     return subprocess.Popen(
-        forks.command(*launcher, *meeting, *command, "--temperature", "0", *arguments),
+        [sys.executable, *launcher, *meeting, *command, "--temperature", "0", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -248,7 +246,7 @@ def unused_port():
 
 
 def test_torchrun_and_the_setting_must_agree(checkpoint, monkeypatch):
-    """Two processes were started for three ranks: nobody waits for the third."""
+    """Two processes were started for three ranks: the engine does not wait for the third."""
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="tensor_parallel_size=3, but torchrun has started 2"):

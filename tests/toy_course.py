@@ -7,9 +7,8 @@ a folder of its own, and commands run there as a learner runs them.
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
-
-from course import forks
 
 HOME = Path(__file__).resolve().parents[1]
 
@@ -24,7 +23,7 @@ def boxes_for(num_things: int, box_size: int) -> int:
 
 
 class Shelf:
-    """Boxes by number; `free` holds those that nobody has."""
+    """Boxes by number; `free` holds those without an owner."""
 
     def __init__(self, num_boxes: int) -> None:
         self.free = list(range(num_boxes))
@@ -184,8 +183,6 @@ def make_toy(folder: Path, **changed: str) -> Path:
         "tests/test_boxes.py": changed.get("tests", TESTS),
         "course/lessons/01_boxes.md": changed.get("lesson", LESSON),
         "course/mistakes/01_boxes.py": changed.get("mistakes", MISTAKES),
-        # See course/notebooks.py: saves pytest 4 s at each start.
-        "rfc3987_syntax.py": "raise ImportError\n",
         ".gitignore": ".course/\n__pycache__/\n.pytest_cache/\n*.mine.ipynb\n",
     }
     for name, text in parts.items():
@@ -211,7 +208,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run `python COMMAND...` in the toy, on its package; `code` is what it must exit with."""
     result = subprocess.run(
-        forks.command(*command),
+        [sys.executable, *command],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"} | variables,
         capture_output=True,
@@ -235,7 +232,7 @@ def write_answer(folder: Path, name: str, source: str) -> None:
 
 
 def git(folder: Path, *command: str) -> str:
-    """Run git in a folder as somebody; what it prints."""
+    """Run git in a folder under a made-up name; what it prints."""
     who = ["-c", "user.name=A", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
     done = subprocess.run(
         ["git", *who, *command], cwd=folder, capture_output=True, text=True, check=True

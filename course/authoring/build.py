@@ -7,13 +7,12 @@ that regenerating changes no file. Outputs change through `execute` only.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from course import exercises as ex
-from course import sandbox, splice
+from course import files, sandbox, splice
 from course.ledger import learner_code, ledger
 from course.notebooks import (
     LANGUAGE,
@@ -26,6 +25,7 @@ from course.notebooks import (
     notebook_of,
     read_notebook,
     same_source,
+    source_id,
     write_notebook,
 )
 
@@ -64,7 +64,7 @@ def course_metadata(raw: Cell) -> dict[str, list[str]]:
 def cell_id(source: str, course: dict[str, list[str]], seen: dict[str, int]) -> str:
     """A name that is the same in every build: of the exercise, or else of the text."""
     kind, names = next(iter(course.items()), ("", []))
-    key = f"{kind}-{names[0]}" if names else hashlib.sha1(source.encode()).hexdigest()[:10]
+    key = f"{kind}-{names[0]}" if names else source_id(source)
     key = re.sub(r"[^a-zA-Z0-9_-]", "-", key)[:56]  # nbformat allows 64 of these characters
     seen[key] = seen.get(key, 0) + 1
     return key if seen[key] == 1 else f"{key}-{seen[key]}"
@@ -74,7 +74,7 @@ def build_source(names: list[str], package: Path, solved: bool, lesson: str) -> 
     """The definitions that a build cell names, as in the package or with holes, two lines apart."""
     short = [name.rsplit(".", 1)[-1] for name in names]
     if len(set(short)) < len(short):
-        raise ex.CourseError(
+        raise files.CourseError(
             f"{lesson}: `%%build {' '.join(names)}` defines two functions of the same name in one"
             " cell. Give each a cell of its own."
         )
@@ -85,10 +85,10 @@ def definitions(name: str, package: Path, solved: bool) -> list[str]:
     """The source of one exercise: one text, or several for overloads and property setters."""
     module, _, inner = name.partition(".")
     path = package / f"{module}.py"
-    text = ex.read(path).replace("\r\n", "\n") if path.exists() else ""
+    text = files.read(path).replace("\r\n", "\n") if path.exists() else ""
     sources = [splice.take(text, span) for span in splice.find(text, inner)] if inner else []
     if not sources:
-        raise ex.CourseError(
+        raise files.CourseError(
             f"The lesson builds {name}, but minivllm/{path.name} has no {inner or 'such function'}."
             " Correct the name in the lesson, or write the function."
         )
@@ -99,7 +99,7 @@ def definitions(name: str, package: Path, solved: bool) -> list[str]:
 
 
 def renew(path: Path, cells: list[Cell], solved: bool) -> str:
-    """Bring one notebook up to date: "same", "written", or "kept" where somebody has worked."""
+    """Bring one notebook up to date: "same", "written", or "kept" where a learner has worked."""
     if path.exists():
         old = read_notebook(path)
         if is_edited(old):
@@ -137,7 +137,7 @@ def learner_code_now() -> list[str]:
 def refuse_learner_code(command: str) -> None:
     """Our solutions are made from the package, so it must hold our code when they are made."""
     if mine := learner_code_now():
-        raise ex.CourseError(
+        raise files.CourseError(
             f"minivllm/ holds code of yours, and `{command}` would make it the reference:"
             f" {', '.join(mine)}.\nPut ours back first (%undo brings yours back):"
             f" python -m course restore {' '.join(mine)}"
@@ -155,7 +155,7 @@ def execute(path: Path) -> None:
         sandbox.run_notebook(nb, folder, path.parent)
     nb.metadata["language_info"] = LANGUAGE
     text = as_text(nb)
-    for place in (folder, ex.HOME):  # paths of this machine say nothing to a reader
+    for place in (folder, files.HOME):  # paths of this machine say nothing to a reader
         text = text.replace(str(place), ".")
     refuse_large(path.name, text)
     write_notebook(path, as_text(notebook_of(text)))
@@ -164,7 +164,7 @@ def execute(path: Path) -> None:
 def refuse_large(name: str, text: str) -> None:
     """A notebook of many megabytes hangs on slow lines, and in every clone for ever."""
     if len(text.encode()) > MAX_BYTES:
-        raise ex.CourseError(
+        raise files.CourseError(
             f"{name} would have {len(text.encode()):,} bytes, {MAX_BYTES:,} are allowed."
             " Draw fewer or smaller figures (figures.DPI), or print less."
         )

@@ -7,27 +7,29 @@ sandboxes; what they promise is itself tested with planted faults (`tests/test_c
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from course import exercises as ex
-from course import forks, sandbox
+from course import files, sandbox
 from course.authoring.build import lesson_cells
 from course.authoring.gates_pages import page_problems
 from course.authoring.gates_wheel import environment_problems, wheel_problems
-from course.check import Event, run_tests
-from course.mistakes import Mistake, read_mistakes, runs_of
+from course.authoring.mistakes import Mistake, read_mistakes
+from course.check import run_tests
 from course.notebooks import Cell, is_executed, read_notebook, same_source
 from course.verdict import verdict
 
 Problems = list[str]
 
+TRY_LIMIT = 5  # seconds for one test of a wrong answer: some never end
+
 
 def notebook(folder: str, chapter: str) -> Path:
     """Where a notebook of a chapter lies."""
-    return ex.HOME / folder / f"{chapter}.ipynb"
+    return files.HOME / folder / f"{chapter}.ipynb"
 
 
 def exercises_of(chapters: Iterable[str]) -> list[ex.Exercise]:
@@ -37,7 +39,6 @@ def exercises_of(chapters: Iterable[str]) -> list[ex.Exercise]:
 
 def in_parallel(work: Callable[[Any], Problems], things: list[Any]) -> Problems:
     """The problems of all things; each starts processes of its own, so threads are enough."""
-    forks.start()
     with sandbox.one_thread_each(), ThreadPoolExecutor(os.cpu_count()) as pool:
         return [problem for problems in pool.map(work, things) for problem in problems]
 
@@ -49,16 +50,18 @@ def same_again(chapters: list[str]) -> Problems:
     """Regenerating changes no source."""
     problems = []
     known = set()
-    for lesson in sorted((ex.HOME / "course" / "lessons").glob("*.md")):
+    for lesson in sorted((files.HOME / "course" / "lessons").glob("*.md")):
         for folder, solved in (("notebooks", False), ("solutions", True)):
             path = notebook(folder, lesson.stem)
             known.add(path)
             if lesson.stem in chapters or not path.exists():
-                problems += stale(path, lesson_cells(lesson, ex.HOME / "minivllm", solved), solved)
-    there = {p for f in ("notebooks", "solutions") for p in (ex.HOME / f).glob("*.ipynb")}
+                problems += stale(
+                    path, lesson_cells(lesson, files.HOME / "minivllm", solved), solved
+                )
+    there = {p for f in ("notebooks", "solutions") for p in (files.HOME / f).glob("*.ipynb")}
     orphans = sorted(p for p in there - known if not p.name.endswith(".mine.ipynb"))
     return problems + [
-        f"{path.relative_to(ex.HOME)} has no lesson: delete it, or write course/lessons/"
+        f"{path.relative_to(files.HOME)} has no lesson: delete it, or write course/lessons/"
         f"{path.stem}.md"
         for path in orphans
     ]
@@ -66,7 +69,7 @@ def same_again(chapters: list[str]) -> Problems:
 
 def stale(path: Path, cells: list[Cell], solved: bool) -> Problems:
     """What is wrong with one generated notebook."""
-    name = path.relative_to(ex.HOME)
+    name = path.relative_to(files.HOME)
     if not path.exists():
         return [f"{name} is missing: python -m course build"]
     nb = read_notebook(path)
@@ -98,17 +101,14 @@ def rebuilds_cells(chapters: list[str]) -> Problems:
 
 
 def rebuild_one(chapter: str) -> Problems:
-    """Only build and check cells, on a package without this chapter's functions and later ones.
-
-    Each check so runs on a step of the staircase, most of gate 5: see `climbed_by_cells`.
-    """
+    """Only build and check cells, on a package without this chapter's functions and later ones."""
     nb = read_notebook(notebook("solutions", chapter))
     nb.cells = [c for c in nb.cells if "course" in c.metadata or c.source.startswith("%load_ext")]
     with sandbox.temporary(reference=True) as folder:
         sandbox.take_out(folder, lambda exercise: exercise.notebook >= chapter)
         try:
             sandbox.run_notebook(nb, folder, notebook("solutions", chapter).parent)
-        except ex.CourseError as error:
+        except files.CourseError as error:
             return [
                 f"{chapter}: the solved build and check cells fail on a package without its"
                 " functions and those of later chapters. Repair the function in minivllm/ or its"
@@ -122,12 +122,12 @@ def rebuild_one(chapter: str) -> Problems:
 
 def different_files(chapter: str, folder: Path) -> Problems:
     """The modules that did not come back as they are in the tree."""
-    paths = sorted((ex.root() / "minivllm").rglob("*.py"))
+    paths = sorted((files.root() / "minivllm").rglob("*.py"))
     return [
-        f"{chapter}: its build cells do not give minivllm/{path.name} back byte for byte. Is a"
-        " function edited since the last build? python -m course build; else look at its layout"
+        f"{chapter}: its build cells do not give {path.relative_to(files.root())} back byte for"
+        " byte. Was a function edited since the last build? python -m course build; else look at its layout"
         for path in paths
-        if path.read_bytes() != (folder / path.relative_to(ex.root())).read_bytes()
+        if path.read_bytes() != (folder / path.relative_to(files.root())).read_bytes()
     ]
 
 
@@ -137,7 +137,7 @@ def run_whole(chapter: str) -> Problems:
     with sandbox.temporary(reference=True) as folder:
         try:
             sandbox.run_notebook(read_notebook(path), folder, path.parent)
-        except ex.CourseError as error:
+        except files.CourseError as error:
             return [f"{chapter}: the solution does not run. Repair this cell:\n{error}"]
     return []
 
@@ -161,7 +161,7 @@ def blank_one(chapter: str) -> Problems:
         error = next((o for o in cell.get("outputs", ()) if o.output_type == "error"), None)
         name = error.ename if error else None
         if "check" in cell.metadata.get("course", {}):
-            if name != ex.OpenExercise.__name__:
+            if name != files.OpenExercise.__name__:
                 problems.append(
                     f"{chapter}: `{cell.source}` must say that it is open before anything is"
                     f" built, but {name or 'it passes'}. Is a build cell without its hole?"
@@ -183,7 +183,7 @@ def mistakes_caught(chapters: list[str]) -> Problems:
     problems = []
     for chapter in chapters:
         file = f"course/mistakes/{chapter}.py"
-        for mistake in read_mistakes(ex.HOME / file):
+        for mistake in read_mistakes(files.HOME / file):
             if mistake.name in library:
                 library[mistake.name].append(mistake)
             else:
@@ -193,38 +193,22 @@ def mistakes_caught(chapters: list[str]) -> Problems:
         for name, mistakes in library.items()
         if not mistakes
     ]
-    with sandbox.temporary(reference=True) as folder:
-        work = [(name, mistakes, folder) for name, mistakes in library.items() if mistakes]
-        return problems + in_parallel(uncaught, work)
+    tried = [mistake for mistakes in library.values() for mistake in mistakes]
+    return problems + in_parallel(uncaught, tried)
 
 
-def uncaught(work: tuple[str, list[Mistake], Path]) -> Problems:
-    """The wrong answers of one exercise that its check does not see, or not by name."""
-    name, mistakes, folder = work
-    # Forks: fast, but with short limits. `verdict` looks at the same runs to name the mistake.
-    runs = runs_of(name, mistakes, folder, run_tests(name, folder))
-    missed = [m for m, run in zip(mistakes, runs) if not (run and caught(m, run, folder)[0])]
-    return [problem for mistake in missed for problem in uncaught_alone(mistake)]
-
-
-def uncaught_alone(mistake: Mistake) -> Problems:
-    """The same for one wrong answer, as a learner meets it: in the package, without forks."""
+def uncaught(mistake: Mistake) -> Problems:
+    """Whether the check fails with the right words, on a package that holds the wrong answer."""
     with sandbox.temporary(reference=True) as folder:
         sandbox.set_sources(folder, {mistake.name: mistake.source})
-        good, text = caught(mistake, run_tests(mistake.name, folder), folder)
-    if good:
+        ok, text = verdict(mistake.name, run_tests(mistake.name, folder, TRY_LIMIT), folder)
+    if not ok and mistake.says in text:
         return []
     return [
         f"{mistake.name}: the check does not say {mistake.says!r} to this wrong answer. Add or"
         f" sharpen a test in tests/test_{mistake.name.split('.')[0]}.py whose assert message is"
         f" these words:\n{mistake.source.strip()}\nIt says:\n{text}"
     ]
-
-
-def caught(mistake: Mistake, events: list[Event], folder: Path) -> tuple[bool, str]:
-    """Whether the check fails with the right words, and all that it says."""
-    ok, text = verdict(mistake.name, events, folder)
-    return not ok and mistake.says in text, text
 
 
 # -- 5 -----------------------------------------------------------------------------------------
@@ -235,38 +219,14 @@ def staircase(chapters: list[str]) -> Problems:
     return in_parallel(climb, chapters)
 
 
-def rest_of_staircase(chapters: list[str]) -> Problems:
-    """Exercise by exercise: with all later ones still open, its check passes.
-
-    The steps that gate 2 does not climb, for a run in which it is asked as well.
-    """
-    return in_parallel(lambda chapter: climb(chapter, climbed_by_cells(chapter)), chapters)
-
-
-def climbed_by_cells(chapter: str) -> set[str]:
-    """Exercises that the solution checks before it builds a later one."""
-    order = [exercise.name for exercise in exercises_of([chapter])]
-    built: list[str] = []
-    climbed = set()
-    for cell in read_notebook(notebook("solutions", chapter)).cells:
-        course = cell.metadata.get("course", {})
-        built += course.get("build", [])
-        climbed |= {*course.get("check", [])} & {*sorted(built, key=order.index)[-1:]}
-    return climbed
-
-
-def climb(chapter: str, left_out: Collection[str] = ()) -> Problems:
+def climb(chapter: str) -> Problems:
     """The steps of one chapter, on a package that lacks its exercises and those of later ones."""
-    steps = exercises_of([chapter])
-    if all(exercise.name in left_out for exercise in steps):
-        return []
     problems = []
     with sandbox.temporary(reference=True) as folder:
         sandbox.take_out(folder, lambda exercise: exercise.notebook >= chapter)
-        for exercise in steps:
+        for exercise in exercises_of([chapter]):
             sandbox.set_sources(folder, {exercise.name: exercise.reference})
-            if exercise.name not in left_out:
-                problems += step_problems(exercise, folder)
+            problems += step_problems(exercise, folder)
     return problems
 
 

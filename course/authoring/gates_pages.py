@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from course import exercises as ex
-from course import splice
+from course import files, splice
 from course.notebooks import read_notebook
 
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
@@ -30,14 +30,14 @@ def page_problems(chapters: list[str]) -> list[str]:
     problems = []
     for chapter in chapters:
         for folder in ("notebooks", "solutions"):
-            path = ex.HOME / folder / f"{chapter}.ipynb"
+            path = files.HOME / folder / f"{chapter}.ipynb"
             nb = read_notebook(path)
             name = f"{folder}/{path.name}"
             problems += [f"{name}: {p}" for cell in nb.cells for p in cell_problems(cell, path)]
             if folder == "notebooks":
                 problems += [f"{name}: {p}" for p in answers(nb)]
     for page in PAGES:
-        if (path := ex.HOME / page).exists():
+        if (path := files.HOME / page).exists():
             problems += [f"{page}: {p}" for p in text_problems(path.read_text("utf-8"), path)]
     return problems
 

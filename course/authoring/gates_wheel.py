@@ -12,7 +12,7 @@ import zipfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from course import exercises as ex
+from course import files
 
 SETUPTOOLS = 77  # the one that pyproject.toml asks for
 COURSE_LINE = "- -e .[course]"
@@ -29,10 +29,10 @@ def wheel_problems() -> list[str]:
     with tempfile.TemporaryDirectory(prefix="minivllm-wheel-") as name:
         work = Path(name).resolve()
         skip = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ex.HOME / "minivllm", work / "tree" / "minivllm", ignore=skip)
-        shutil.copytree(ex.HOME / "course", work / "tree" / "course", ignore=skip)
+        shutil.copytree(files.HOME / "minivllm", work / "tree" / "minivllm", ignore=skip)
+        shutil.copytree(files.HOME / "course", work / "tree" / "course", ignore=skip)
         for file in ("pyproject.toml", "README.md", "LICENSE"):
-            shutil.copy(ex.HOME / file, work / "tree")
+            shutil.copy(files.HOME / file, work / "tree")
         isolation = [] if old_setuptools() else ["--no-build-isolation"]
         built = pip("wheel", "--no-deps", *isolation, "-w", str(work), str(work / "tree"))
         wheels = list(work.glob("*.whl"))
@@ -65,7 +65,9 @@ def content_problems(wheel: Path) -> list[str]:
     """The wheel holds the package, all of it, and nothing else."""
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     foreign = sorted({name.split("/")[0] for name in names if not name.startswith("minivllm/")})
-    wanted = {path.relative_to(ex.HOME).as_posix() for path in (ex.HOME / "minivllm").rglob("*.py")}
+    wanted = {
+        path.relative_to(files.HOME).as_posix() for path in (files.HOME / "minivllm").rglob("*.py")
+    }
     problems = []
     if foreign:
         problems.append(
@@ -100,8 +102,8 @@ def import_problems(wheel: Path, target: Path) -> list[str]:
 
 def environment_problems() -> list[str]:
     """environment.yml installs the course through pyproject.toml, with a Python that it allows."""
-    conda = (ex.HOME / "environment.yml").read_text("utf-8")
-    project = (ex.HOME / "pyproject.toml").read_text("utf-8")
+    conda = (files.HOME / "environment.yml").read_text("utf-8")
+    project = (files.HOME / "pyproject.toml").read_text("utf-8")
     lines = [line.strip() for line in conda.splitlines() if not line.strip().startswith("#")]
     problems = []
     if COURSE_LINE not in lines:

@@ -32,7 +32,10 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 # rule 1
-@mistake("bench_results.percentile", "values.sort() gives None back: which sort gives a copy?")
+@mistake(
+    "bench_results.percentile",
+    "a value is None: `sort`, `append` and a function without `return` give None",
+)
 def percentile(values: Sequence[float], percent: float) -> float:
     if not values:
         raise ValueError("there is no percentile of 0 values")
@@ -44,7 +47,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 # rule 2
-@mistake("bench_results.percentile", "4 values have 3 steps between them: do you multiply by 4?")
+@mistake("bench_results.percentile", "4 values have 3 steps between them")
 def percentile(values: Sequence[float], percent: float) -> float:
     if not values:
         raise ValueError("there is no percentile of 0 values")
@@ -52,7 +55,10 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 # rule 2
-@mistake("bench_results.percentile", "percent goes from 0 to 100: do you divide by 100?")
+@mistake(
+    "bench_results.percentile",
+    "a place outside of the list: does the last element have a neighbour",
+)
 def percentile(values: Sequence[float], percent: float) -> float:
     if not values:
         raise ValueError("there is no percentile of 0 values")
@@ -65,7 +71,8 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 # rule 2
 @mistake(
-    "bench_results.percentile", "the last value has no neighbour above it: do you look for one?"
+    "bench_results.percentile",
+    "a place outside of the list: does the last element have a neighbour",
 )
 def percentile(values: Sequence[float], percent: float) -> float:
     if not values:
@@ -86,7 +93,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 # rule 3
-@mistake("bench_results.percentile", "place 1.5 lies between two values: do you drop the .5?")
+@mistake("bench_results.percentile", "4 values have 3 steps between them")
 def percentile(values: Sequence[float], percent: float) -> float:
     if not values:
         raise ValueError("there is no percentile of 0 values")
@@ -95,7 +102,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 # rule 3
-@mistake("bench_results.percentile", "place 1.5 lies between two values: do you round it?")
+@mistake("bench_results.percentile", "4 values have 3 steps between them")
 def percentile(values: Sequence[float], percent: float) -> float:
     if not values:
         raise ValueError("there is no percentile of 0 values")
@@ -104,7 +111,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 # rule 3
-@mistake("bench_results.percentile", "place 2.7 is 0.7 of the way: do you take the middle?")
+@mistake("bench_results.percentile", "do you take the middle?")
 def percentile(values: Sequence[float], percent: float) -> float:
     if not values:
         raise ValueError("there is no percentile of 0 values")
@@ -116,7 +123,8 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 # rule 3
 @mistake(
-    "bench_results.percentile", "at a whole place both shares are 0: are floor and ceil the same?"
+    "bench_results.percentile",
+    "the 0th is the smallest, wherever it stands: do you sort first?",
 )
 def percentile(values: Sequence[float], percent: float) -> float:
     if not values:
@@ -128,7 +136,10 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 # rule 2
-@mistake("bench_results.percentile", "this is the middle every time: where does percent come in?")
+@mistake(
+    "bench_results.percentile",
+    "the 0th is the smallest, wherever it stands: do you sort first?",
+)
 def percentile(values: Sequence[float], percent: float) -> float:
     if not values:
         raise ValueError("there is no percentile of 0 values")
@@ -146,7 +157,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 # rule 4
-@mistake("bench_results.percentile", "a wait of 0 would be news: do you return it for no values?")
+@mistake("bench_results.percentile", "no values: do you raise a ValueError before all else?")
 def percentile(values: Sequence[float], percent: float) -> float:
     if not values:
         return 0.0

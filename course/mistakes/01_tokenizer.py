@@ -21,7 +21,8 @@ def best_pair(tokens: Sequence[str], merges: Merges) -> tuple[str, str] | None:
 
 # rule 2
 @mistake(
-    "tokenizer.best_pair", "l, o has rank 0, the best there is: does your code take 0 for nothing?"
+    "tokenizer.best_pair",
+    "l, o has rank 0 and e, r rank 2: do you take the first pair that you find?",
 )
 def best_pair(tokens: Sequence[str], merges: Merges) -> tuple[str, str] | None:
     pairs = [pair for pair in zip(tokens, tokens[1:]) if merges.get(pair)]
@@ -43,7 +44,10 @@ def best_pair(tokens: Sequence[str], merges: Merges) -> tuple[str, str] | None:
 
 
 # rule 2
-@mistake("tokenizer.best_pair", "a pair that is not in the list has no rank: what does get give?")
+@mistake(
+    "tokenizer.best_pair",
+    "a value is None: `sort`, `append` and a function without `return` give None",
+)
 def best_pair(tokens: Sequence[str], merges: Merges) -> tuple[str, str] | None:
     return min(zip(tokens, tokens[1:]), key=merges.get, default=None)
 
@@ -82,9 +86,7 @@ def merge_pair(tokens: Sequence[str], pair: tuple[str, str]) -> list[str]:
 
 
 # rule 3
-@mistake(
-    "tokenizer.merge_pair", "x is the last token and has no right neighbour: did you forget it?"
-)
+@mistake("tokenizer.merge_pair", "no l, o here: nothing to join")
 def merge_pair(tokens: Sequence[str], pair: tuple[str, str]) -> list[str]:
     merged, place = [], 0
     while place < len(tokens) - 1:
@@ -96,7 +98,8 @@ def merge_pair(tokens: Sequence[str], pair: tuple[str, str]) -> list[str]:
 
 # rule 3
 @mistake(
-    "tokenizer.merge_pair", "the list gets shorter while you go through it: do you build a new one?"
+    "tokenizer.merge_pair",
+    "a place outside of the list: does the last element have a neighbour",
 )
 def merge_pair(tokens: Sequence[str], pair: tuple[str, str]) -> list[str]:
     merged = list(tokens)
@@ -155,7 +158,7 @@ def encode_word(word: Iterable[str], merges: Merges) -> list[str]:
 
 
 # rule 4
-@mistake("tokenizer.encode_word", "merge_pair returns a new list: do you keep it?")
+@mistake("tokenizer.encode_word", "is each new value kept?")
 def encode_word(word: Iterable[str], merges: Merges) -> list[str]:
     tokens = list(word)
     while (pair := best_pair(tokens, merges)) is not None:
@@ -257,7 +260,7 @@ def encode(
 # rule 5
 @mistake(
     "tokenizer.Tokenizer.encode",
-    "the tuple holds a pattern and a dict: is there a * before it, to hand over both?",
+    "an argument is missing: does a tuple that holds two of them need a `*` before",
 )
 def encode(
     self, text: str, *, parse_special: bool = False, add_special_tokens: bool = True
@@ -311,7 +314,7 @@ def unfinished_bytes(data: bytes) -> int:
 # rule 6
 @mistake(
     "tokenizer.unfinished_bytes",
-    "a character may have begun 3 bytes ago: do you look at the last byte only?",
+    "3 of the 4 bytes of an emoji are there: do you count the missing one",
 )
 def unfinished_bytes(data: bytes) -> int:
     return 1 if data and character_size(data[-1]) > 1 else 0
@@ -361,7 +364,8 @@ def push(self, token_id: int) -> str:
 
 # rule 7
 @mistake(
-    "tokenizer.Detokenizer.push", "this U+FFFD is complete: do you hold back whatever ends in one?"
+    "tokenizer.Detokenizer.push",
+    "low is complete, C3 is not: do you hold back the whole token?",
 )
 def push(self, token_id: int) -> str:
     if token_id in self.skipped_ids:
@@ -390,7 +394,7 @@ def push(self, token_id: int) -> str:
 
 
 # rule 6
-@mistake("tokenizer.Detokenizer.push", "where nothing is unfinished, a slice to -0 is empty")
+@mistake("tokenizer.Detokenizer.push", "é in two tokens, 한 in three")
 def push(self, token_id: int) -> str:
     if token_id in self.skipped_ids:
         return ""

@@ -308,10 +308,7 @@ def schedule_waiting(self, output: SchedulerOutput) -> None:
 
 
 # rule 8
-@mistake(
-    "scheduler.Scheduler.schedule_waiting",
-    "big fits when old has ended: do you fail a request while others hold memory?",
-)
+@mistake("scheduler.Scheduler.schedule_waiting", "small stands behind big: if the small ones pass")
 def schedule_waiting(self, output: SchedulerOutput) -> None:
     budget = self.max_num_batched_tokens - output.num_tokens
     while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
@@ -366,10 +363,7 @@ def schedule_waiting(self, output: SchedulerOutput) -> None:
 
 
 # rule 7
-@mistake(
-    "scheduler.Scheduler.make_room",
-    "the newest has the least to lose: which end of `running` do you take?",
-)
+@mistake("scheduler.Scheduler.make_room", "new can go: old gets its token")
 def make_room(self, request: Request, output: SchedulerOutput) -> bool:
     while not self.memory.allocate(request, request.num_computed_tokens + 1):
         victim = self.running[0]
@@ -483,6 +477,24 @@ def make_room(self, request: Request, output: SchedulerOutput) -> bool:
     return True
 
 
+# rule 7: right for the first token of an answer
+@mistake(
+    "scheduler.Scheduler.make_room",
+    "9 tokens are computed, 6 of them prefill: is there room for the 10th?",
+)
+def make_room(self, request: Request, output: SchedulerOutput) -> bool:
+    while not self.memory.allocate(request, request.num_prefill_tokens + 1):
+        victim = self.running[-1]
+        if len(self.running) > 1:
+            self._preempt(victim, output)
+        elif not self.num_unread_steps:
+            self.running.clear()
+            self._fail(request, output)
+        if victim is request:
+            return False
+    return True
+
+
 # -- Scheduler.schedule --
 
 
@@ -508,10 +520,7 @@ def schedule(self) -> SchedulerOutput:
 
 
 # rule 5
-@mistake(
-    "scheduler.Scheduler.schedule",
-    "a has left, b still runs: does c get a's place, or wait until b is done too?",
-)
+@mistake("scheduler.Scheduler.schedule", "a is answering, b is new")
 def schedule(self) -> SchedulerOutput:
     output = SchedulerOutput()
     for request in list(self.running):
@@ -530,7 +539,7 @@ def schedule(self) -> SchedulerOutput:
 # rule 1
 @mistake(
     "scheduler.Scheduler.schedule",
-    "prompts wait and the budget is 10: what do all chunks of the step come to?",
+    "b is half way: does a prompt that has begun go on with what is left of the",
 )
 def schedule(self) -> SchedulerOutput:
     output = SchedulerOutput()

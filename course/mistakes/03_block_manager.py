@@ -34,15 +34,13 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
 
 
 # rule 1
-@mistake("block_manager.blocks_for", "the answer got lost: is there a `return` before it?")
+@mistake("block_manager.blocks_for", "the 33rd token needs a third block: do you round down?")
 def blocks_for(num_tokens: int, block_size: int) -> int:
     -(-num_tokens // block_size)
 
 
 # rule 1
-@mistake(
-    "block_manager.blocks_for", "a block and a bit: do you divide with /, which rounds nowhere?"
-)
+@mistake("block_manager.blocks_for", "the 33rd token needs a third block: do you round down?")
 def blocks_for(num_tokens: int, block_size: int) -> int:
     return num_tokens / block_size
 

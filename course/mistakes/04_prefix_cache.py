@@ -336,10 +336,7 @@ def free(self, request: Request) -> None:
 
 
 # rule 7
-@mistake(
-    "block_manager.BlockManager.free",
-    "the next request may begin with the same tokens: why forget the blocks now?",
-)
+@mistake("block_manager.BlockManager.free", "the next one is given blocks from the front")
 def free(self, request: Request) -> None:
     for block_id in reversed(request.block_table):
         self.prefixes.forget(block_id)

@@ -25,7 +25,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 # rule 1
-@mistake("ops.rms_norm", "each vector has its own divisor: does the mean keep its axis (keepdim)?")
+@mistake("ops.rms_norm", "the root of 1 + 3 is 2: is eps below the root?")
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.float()
     return weight * (wide * torch.rsqrt(wide.square().mean(-1) + eps)).to(x.dtype)
@@ -71,10 +71,7 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 # rule 3
-@mistake(
-    "ops.apply_rope",
-    "both elements turn at once: is the first one changed already when you need it?",
-)
+@mistake("ops.apply_rope", "a quarter turn takes [1, 0] to [0, 1]: has each sine its sign?")
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     first, second = x.float().chunk(2, dim=-1)
@@ -84,10 +81,7 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 # rule 3
-@mistake(
-    "ops.apply_rope",
-    "token 0 stays, both heads of token 1 turn: does the angle go by token or by head?",
-)
+@mistake("ops.apply_rope", "a quarter turn takes [1, 0] to [0, 1]: has each sine its sign?")
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
@@ -131,7 +125,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 
 # rule 4
-@mistake("ops.silu_mul", "silu(2) is 2 times the sigmoid of 2: do both factors stand there?")
+@mistake("ops.silu_mul", "the gates are 0 and 2, the ups 5 and 3: which half goes through silu?")
 def silu_mul(gate_up: Tensor) -> Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     return torch.sigmoid(gate) * up
@@ -161,7 +155,7 @@ def prefill_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 # rule 5
 @mistake(
     "ops.prefill_attention",
-    "the two newest of four tokens are positions 2 and 3: does your mask begin at 0?",
+    "scores 0 and log 3 weigh 1/4 and 3/4: is the softmax over the keys?",
 )
 def prefill_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
@@ -284,10 +278,7 @@ def logits(self, hidden: Tensor) -> Tensor:
 
 
 # rule 8
-@mistake(
-    "model.CausalLM.logits",
-    "hidden comes from after the final norm: do you normalise it again?",
-)
+@mistake("model.CausalLM.logits", "one row of the embedding per token, as it is: scores")
 def logits(self, hidden: Tensor) -> Tensor:
     hidden = self.model.norm(hidden)
     if self.lm_head is None:

@@ -8,7 +8,10 @@ Read as text, never imported: the names in the bodies are those of `minivllm/ker
 
 
 # rule 1
-@mistake("kernels.tile_places", "every tile begins at place 0: where does `tile` come in?")
+@mistake(
+    "kernels.tile_places",
+    "tile 2 of 4 places each begins at place 8: what do tiles 0 and 1 have?",
+)
 @triton.jit
 def tile_places(tile, size, TILE: tl.constexpr):
     places = tl.arange(0, TILE)
@@ -16,7 +19,10 @@ def tile_places(tile, size, TILE: tl.constexpr):
 
 
 # rule 1
-@mistake("kernels.tile_places", "tile 2 begins TILE places behind tile 1: do you multiply?")
+@mistake(
+    "kernels.tile_places",
+    "tile 2 of 4 places each begins at place 8: what do tiles 0 and 1 have?",
+)
 @triton.jit
 def tile_places(tile, size, TILE: tl.constexpr):
     places = tile + tl.arange(0, TILE)
@@ -24,7 +30,7 @@ def tile_places(tile, size, TILE: tl.constexpr):
 
 
 # rule 2
-@mistake("kernels.tile_places", "the last of 6 places is 5: < or <=?")
+@mistake("kernels.tile_places", "places 4 and 5 are below 6, places 6 and 7 are not")
 @triton.jit
 def tile_places(tile, size, TILE: tl.constexpr):
     places = tile * TILE + tl.arange(0, TILE)
@@ -32,10 +38,7 @@ def tile_places(tile, size, TILE: tl.constexpr):
 
 
 # rule 2
-@mistake(
-    "kernels.tile_places",
-    "the mask asks whether a place is below the size: which places are these?",
-)
+@mistake("kernels.tile_places", "places 4 and 5 are below 6, places 6 and 7 are not")
 @triton.jit
 def tile_places(tile, size, TILE: tl.constexpr):
     line = tl.arange(0, TILE)
@@ -46,9 +49,7 @@ def tile_places(tile, size, TILE: tl.constexpr):
 
 
 # rule 4
-@mistake(
-    "kernels.slots_of", "the product has overflowed already: widen the ids before you multiply"
-)
+@mistake("kernels.slots_of", "the product of id and block size needs 64 bits")
 @triton.jit
 def slots_of(table, positions, mask, BLOCK_SIZE: tl.constexpr):
     block_ids = tl.load(table + positions // BLOCK_SIZE, mask=mask, other=0)
@@ -56,7 +57,7 @@ def slots_of(table, positions, mask, BLOCK_SIZE: tl.constexpr):
 
 
 # rule 2
-@mistake("kernels.slots_of", "places with mask 0 have no entry in the table: does tl.load know?")
+@mistake("kernels.slots_of", "of `table`, which has the places 0 to 1: is it masked?")
 @triton.jit
 def slots_of(table, positions, mask, BLOCK_SIZE: tl.constexpr):
     block_ids = tl.load(table + positions // BLOCK_SIZE).to(tl.int64)
@@ -64,7 +65,7 @@ def slots_of(table, positions, mask, BLOCK_SIZE: tl.constexpr):
 
 
 # rule 3
-@mistake("kernels.slots_of", "/ divides with a fraction: which operator counts whole blocks?")
+@mistake("kernels.slots_of", "`/` divides with a fraction: which operator counts whole blocks?")
 @triton.jit
 def slots_of(table, positions, mask, BLOCK_SIZE: tl.constexpr):
     block_ids = tl.load(table + (positions / BLOCK_SIZE), mask=mask, other=0).to(tl.int64)
@@ -72,7 +73,10 @@ def slots_of(table, positions, mask, BLOCK_SIZE: tl.constexpr):
 
 
 # rule 3
-@mistake("kernels.slots_of", "a slot is not a block: how many slots lie before block 3?")
+@mistake(
+    "kernels.slots_of",
+    "position 17 is place 1 of block 3, and 3 blocks of 16 lie before it: slot 49",
+)
 @triton.jit
 def slots_of(table, positions, mask, BLOCK_SIZE: tl.constexpr):
     block_ids = tl.load(table + positions // BLOCK_SIZE, mask=mask, other=0).to(tl.int64)
@@ -83,9 +87,7 @@ def slots_of(table, positions, mask, BLOCK_SIZE: tl.constexpr):
 
 
 # rule 2
-@mistake(
-    "kernels.slot_mapping_kernel", "tl.store writes all of its block unless it is given the mask"
-)
+@mistake("kernels.slot_mapping_kernel", "of `slots`, which has the places 0 to 4: is it masked?")
 @triton.jit(do_not_specialize=["num_tokens"])
 def slot_mapping_kernel(
     block_tables, owners, positions, slots, num_tokens, table_stride,
@@ -99,7 +101,7 @@ def slot_mapping_kernel(
 
 
 # rule 1
-@mistake("kernels.slot_mapping_kernel", "all programs do tile 0: which number tells them apart?")
+@mistake("kernels.slot_mapping_kernel", "-1: nobody wrote there. Which tile does program 1 do?")
 @triton.jit(do_not_specialize=["num_tokens"])
 def slot_mapping_kernel(
     block_tables, owners, positions, slots, num_tokens, table_stride,
@@ -113,7 +115,10 @@ def slot_mapping_kernel(
 
 
 # rule 3
-@mistake("kernels.slot_mapping_kernel", "every token looks into row 0: where does its owner go?")
+@mistake(
+    "kernels.slot_mapping_kernel",
+    "token 3 is row 1's: how many entries lie between the first ones of two rows?",
+)
 @triton.jit(do_not_specialize=["num_tokens"])
 def slot_mapping_kernel(
     block_tables, owners, positions, slots, num_tokens, table_stride,
@@ -129,7 +134,10 @@ def slot_mapping_kernel(
 
 
 # rule 5
-@mistake("kernels.rms_norm_kernel", "TILE counts masked places, too: the row has SIZE numbers")
+@mistake(
+    "kernels.rms_norm_kernel",
+    "SIZE is 3 and TILE is 4: does a masked place add to the sum, or to the count?",
+)
 @triton.jit
 def rms_norm_kernel(x, weight, out, eps, SIZE: tl.constexpr, TILE: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * SIZE
@@ -141,7 +149,8 @@ def rms_norm_kernel(x, weight, out, eps, SIZE: tl.constexpr, TILE: tl.constexpr)
 
 # rule 5
 @mistake(
-    "kernels.rms_norm_kernel", "a masked load without `other=` gives garbage, and you sum it up"
+    "kernels.rms_norm_kernel",
+    "SIZE is 3 and TILE is 4: does a masked place add to the sum, or to the count?",
 )
 @triton.jit
 def rms_norm_kernel(x, weight, out, eps, SIZE: tl.constexpr, TILE: tl.constexpr):
@@ -153,7 +162,10 @@ def rms_norm_kernel(x, weight, out, eps, SIZE: tl.constexpr, TILE: tl.constexpr)
 
 
 # rule 6
-@mistake("kernels.rms_norm_kernel", "300 * 300 is infinite in float16: do you widen what you load?")
+@mistake(
+    "kernels.rms_norm_kernel",
+    "300 * 300 is infinite in float16: is the row float32 before it is squared?",
+)
 @triton.jit
 def rms_norm_kernel(x, weight, out, eps, SIZE: tl.constexpr, TILE: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * SIZE
@@ -164,7 +176,10 @@ def rms_norm_kernel(x, weight, out, eps, SIZE: tl.constexpr, TILE: tl.constexpr)
 
 
 # rule 6
-@mistake("kernels.rms_norm_kernel", "Llama rounds first and multiplies by the weight afterwards")
+@mistake(
+    "kernels.rms_norm_kernel",
+    "one step of float16 off: is it rounded to the type of `out` before the weight?",
+)
 @triton.jit
 def rms_norm_kernel(x, weight, out, eps, SIZE: tl.constexpr, TILE: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * SIZE
@@ -178,7 +193,7 @@ def rms_norm_kernel(x, weight, out, eps, SIZE: tl.constexpr, TILE: tl.constexpr)
 
 
 # rule 7
-@mistake("decode_attention.softmax_step", "the sum so far was made with the old best: shrink acc")
+@mistake("decode_attention.softmax_step", "the best score rises by 2: 2 / 4 + 1 and 6 / 4 + 5.")
 @triton.jit
 def softmax_step(scores, values, best, total, acc, PRECISION: tl.constexpr):
     new_best = tl.maximum(best, tl.max(scores, axis=1))
@@ -190,7 +205,7 @@ def softmax_step(scores, values, best, total, acc, PRECISION: tl.constexpr):
 
 
 # rule 7
-@mistake("decode_attention.softmax_step", "the best of all tiles, not of this one alone")
+@mistake("decode_attention.softmax_step", "the best score so far is 3, and the tile's is 1")
 @triton.jit
 def softmax_step(scores, values, best, total, acc, PRECISION: tl.constexpr):
     new_best = tl.max(scores, axis=1)
@@ -203,7 +218,7 @@ def softmax_step(scores, values, best, total, acc, PRECISION: tl.constexpr):
 
 
 # rule 7
-@mistake("decode_attention.softmax_step", "the old best is the smaller one: which minus which?")
+@mistake("decode_attention.softmax_step", "all dimensions of a value are treated alike")
 @triton.jit
 def softmax_step(scores, values, best, total, acc, PRECISION: tl.constexpr):
     new_best = tl.maximum(best, tl.max(scores, axis=1))
@@ -215,11 +230,24 @@ def softmax_step(scores, values, best, total, acc, PRECISION: tl.constexpr):
     return new_best, total, acc
 
 
+# rule 7: one best for all queries, so that small scores of others vanish
+@mistake("decode_attention.softmax_step", "along which axis do you take the largest and the sum?")
+@triton.jit
+def softmax_step(scores, values, best, total, acc, PRECISION: tl.constexpr):
+    new_best = tl.maximum(best, tl.max(scores))
+    shrink = tl.exp2(best - new_best)
+    weights = tl.exp2(scores - new_best[:, None])
+    total = total * shrink + tl.sum(weights, axis=1)
+    acc = acc * shrink[:, None]
+    acc = tl.dot(weights.to(values.dtype), values, acc, input_precision=PRECISION)
+    return new_best, total, acc
+
+
 # -- attend_tile --
 
 
 # rule 5
-@mistake("decode_attention.attend_tile", "a score of 0 weighs 2^0 = 1: which score weighs nothing?")
+@mistake("decode_attention.attend_tile", "weights e^0 = 1 and e^1.0986 = 3 of the values 0 and 4")
 @triton.jit
 def attend_tile(
     queries, k_cache, v_cache, table, positions, mask, seen, head, scale, best, total, acc,
@@ -235,7 +263,7 @@ def attend_tile(
 
 
 # rule 7
-@mistake("decode_attention.attend_tile", "e^x is 2^(x * LOG2_E): is the factor there?")
+@mistake("decode_attention.attend_tile", "weights e^0 = 1 and e^1.0986 = 3 of the values 0 and 4")
 @triton.jit
 def attend_tile(
     queries, k_cache, v_cache, table, positions, mask, seen, head, scale, best, total, acc,
@@ -251,7 +279,7 @@ def attend_tile(
 
 
 # rule 3
-@mistake("decode_attention.attend_tile", "position 2 is not slot 2: who knows where it lies?")
+@mistake("decode_attention.attend_tile", "weights e^0 = 1 and e^1.0986 = 3 of the values 0 and 4")
 @triton.jit
 def attend_tile(
     queries, k_cache, v_cache, table, positions, mask, seen, head, scale, best, total, acc,
@@ -270,7 +298,8 @@ def attend_tile(
 
 # rule 8
 @mistake(
-    "decode_attention.merge_parts", "two totals with different bests cannot be added as they are"
+    "decode_attention.merge_parts",
+    "the best of both is 3: the first part shrinks by 2^(1 - 3), to 2 / 4 and 6 / 4",
 )
 @triton.jit
 def merge_parts(best, total, acc, part_best, part_total, part_acc):
@@ -279,7 +308,8 @@ def merge_parts(best, total, acc, part_best, part_total, part_acc):
 
 # rule 8
 @mistake(
-    "decode_attention.merge_parts", "the part may be the one with the smaller best: it shrinks, too"
+    "decode_attention.merge_parts",
+    "now the second part has the smaller best: does it shrink, too?",
 )
 @triton.jit
 def merge_parts(best, total, acc, part_best, part_total, part_acc):

@@ -22,7 +22,7 @@ def bucket_sizes(max_num_seqs: int) -> list[int]:
 
 
 # rule 1
-@mistake("cuda_graphs.bucket_sizes", "4 requests never run here: is every bucket below 3, or 3?")
+@mistake("cuda_graphs.bucket_sizes", "one request at a time needs one graph")
 def bucket_sizes(max_num_seqs: int) -> list[int]:
     return sorted({*SMALL_BUCKETS, *range(BUCKET_STEP, max_num_seqs, BUCKET_STEP), max_num_seqs})
 

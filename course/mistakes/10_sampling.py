@@ -108,6 +108,17 @@ def count_top_p(sorted_weights: Tensor, limits: Tensor, masses: Tensor, top_p: T
     return ((cdf < (top_p * masses)[:, None]).sum(-1) + 1).clamp(max=size)
 
 
+# rule 4: the sum of one token too few
+@mistake("filters.count_top_p", "0.9 of 8 is 7.2: is the mass 5 + 3?")
+def count_top_p(sorted_weights: Tensor, limits: Tensor, masses: Tensor, top_p: Tensor) -> Tensor:
+    size = sorted_weights.shape[1]
+    cdf = sorted_weights.cumsum(-1, dtype=torch.float64)
+    before = cdf.gather(1, (limits[:, None] - 2).clamp(min=0))[:, 0]
+    masses = torch.where(limits < size, before, masses)
+    counts = torch.searchsorted(cdf, (top_p * masses)[:, None])[:, 0] + 1
+    return torch.where(top_p < 1, counts, size).clamp(max=size)
+
+
 # -- invert_cdf --
 
 
@@ -161,6 +172,17 @@ def invert_cdf(masses: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     mass = masses.gather(1, places)
     rest = (targets - (cdf.gather(1, places) - mass)) / mass
     return places[:, 0], rest[:, 0].clamp(0.0, 1 - 2**-53).float()
+
+
+# rule 2
+@mistake("drawing.invert_cdf", "what if rounding puts it below 0, or at 1?")
+def invert_cdf(masses: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    cdf = masses.cumsum(-1, dtype=torch.float64)
+    targets = uniforms[:, None] * cdf[:, -1:]
+    places = torch.searchsorted(cdf, targets, right=True).clamp(max=masses.shape[1] - 1)
+    mass = masses.gather(1, places).double()
+    rest = (targets - (cdf.gather(1, places) - mass)) / mass
+    return places[:, 0], rest[:, 0]
 
 
 # -- choose --
@@ -283,10 +305,7 @@ def apply_penalties(logits: Tensor, penalties: Penalties, positions: Tensor) -> 
 
 
 # rule 6
-@mistake(
-    "sampler.gumbel_sample",
-    "nine positions of one seed draw much the same: is the position part of the noise?",
-)
+@mistake("sampler.gumbel_sample", "token 0 should be drawn a quarter of the time")
 def gumbel_sample(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     token_ids = torch.arange(logits.shape[1])
     noise = gumbel_noise(hash_counter(seeds[:, None], token_ids))

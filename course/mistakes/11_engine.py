@@ -8,10 +8,7 @@ stands the rule of the lesson that the answer breaks.
 
 
 # rule 1
-@mistake(
-    "engine.Engine.launch",
-    "no chunk, nothing in flight: who says that nothing can be done (`_demand_progress`)?",
-)
+@mistake("engine.Engine.launch", "expected  RuntimeError")
 def launch(self) -> bool:
     started = time.perf_counter()
     output = self.scheduler.schedule()
@@ -45,7 +42,10 @@ def launch(self) -> bool:
 
 
 # rule 3
-@mistake("engine.Engine.launch", "launching must not wait for the device: does yours?")
+@mistake(
+    "engine.Engine.launch",
+    "launching must not wait for the device: whoever wants the tokens calls `read`.",
+)
 def launch(self) -> bool:
     started = time.perf_counter()
     output = self.scheduler.schedule()
@@ -123,7 +123,10 @@ def read(self) -> list[Request]:
 
 
 # rule 3
-@mistake("engine.Engine.read", "steps 0 and 1 are in flight: do you wait for the older one?")
+@mistake(
+    "engine.Engine.read",
+    "steps 0 and 1 are in flight: do you wait for the older one, and for no other?",
+)
 def read(self) -> list[Request]:
     ended: list[Request] = []
     if self.flights:
@@ -140,10 +143,7 @@ def read(self) -> list[Request]:
 
 
 # rule 4
-@mistake(
-    "engine.Engine.read",
-    "a step in flight still writes to those blocks: do you free them yourself?",
-)
+@mistake("engine.Engine.read", "a step in flight still writes to the ended request's blocks")
 def read(self) -> list[Request]:
     ended: list[Request] = []
     if self.flights:
@@ -161,7 +161,8 @@ def read(self) -> list[Request]:
 
 # rule 4
 @mistake(
-    "engine.Engine.read", "it has ended, and the next request wants its row: do you release it?"
+    "engine.Engine.read",
+    "it has ended, and the next request wants a row: do you release the runner's?",
 )
 def read(self) -> list[Request]:
     ended: list[Request] = []
@@ -197,10 +198,7 @@ def read(self) -> list[Request]:
 
 
 # rule 6: nothing but the step that was read
-@mistake(
-    "engine.Engine.read",
-    "it failed, and nobody else will say so: is it returned, also without a step to read?",
-)
+@mistake("engine.Engine.read", "it failed, and nobody else will say so: is it returned?")
 def read(self) -> list[Request]:
     if not self.flights:
         return []
@@ -231,7 +229,8 @@ def step(self) -> list[Request]:
 
 # rule 6
 @mistake(
-    "engine.Engine.step", "somebody failed, and nothing was launched: do you read all the same?"
+    "engine.Engine.step",
+    "it failed, and no step was launched for anybody: do you read all the same?",
 )
 def step(self) -> list[Request]:
     with self._rolled_back_on_error():
@@ -254,7 +253,7 @@ def run(self) -> Iterator[Request]:
 # rule 6
 @mistake(
     "engine.Engine.run",
-    "the short answer is there: does its reader wait until the long one has ended?",
+    "the short answer is there: does its reader wait until the long one has ended",
 )
 def run(self) -> Iterator[Request]:
     ended: list[Request] = []
@@ -280,10 +279,7 @@ def step_overlapped(self) -> list[Request]:
 
 
 # rule 7: as full as it gets
-@mistake(
-    "engine.Engine.step_overlapped",
-    "is one flight left after each call, or do you launch as long as there is something?",
-)
+@mistake("engine.Engine.step_overlapped", "the device must not wait for the host")
 def step_overlapped(self) -> list[Request]:
     with self._rolled_back_on_error():
         return [] if self.launch() else self.read()
@@ -292,7 +288,7 @@ def step_overlapped(self) -> list[Request]:
 # rule 7
 @mistake(
     "engine.Engine.step_overlapped",
-    "there is nothing more to launch: is the last step read all the same?",
+    "there is no step 3 to launch: is step 2 read all the same?",
 )
 def step_overlapped(self) -> list[Request]:
     with self._rolled_back_on_error():
@@ -329,13 +325,13 @@ def run_overlapped(self) -> Iterator[Request]:
 # rule 8
 @mistake(
     "engine.build_engine",
-    "the scheduler allocates in one memory, the engine looks at another: why two?",
+    "the scheduler allocates in one memory and the engine looks at another",
 )
 def build_engine(config: EngineConfig, *, trace: bool = False, progress: bool = True) -> Engine:
     parts = load_parts(config, progress)
     path, config, model = parts.path, parts.config, parts.model
-    seqs, tokens = set_value(config.max_num_seqs), set_value(config.max_num_batched_tokens)
-    blocks = set_value(config.num_kv_blocks)
+    seqs, tokens = known(config.max_num_seqs), known(config.max_num_batched_tokens)
+    blocks = known(config.num_kv_blocks)
     return Engine(
         config=config,
         tokenizer=load_tokenizer(path),
@@ -361,7 +357,7 @@ def build_engine(config: EngineConfig, *, trace: bool = False, progress: bool = 
         tokenizer=load_tokenizer(parts.path),
         eos_token_ids=eos_token_ids_of(parts.path, parts.model.config.vocab_size),
         memory=memory,
-        scheduler=Scheduler(memory, set_value(seqs), set_value(tokens)),
+        scheduler=Scheduler(memory, known(seqs), known(tokens)),
         runner=build_runner(parts),
         generation_defaults=generation_defaults(parts.path),
         trace=Trace(memory.pool.num_blocks, memory.block_size) if trace else None,
@@ -369,15 +365,12 @@ def build_engine(config: EngineConfig, *, trace: bool = False, progress: bool = 
 
 
 # rule 8
-@mistake(
-    "engine.build_engine",
-    "2 requests, 16 tokens a step: which of the two does the scheduler take first?",
-)
+@mistake("engine.build_engine", "2 requests at once, 16 tokens a step")
 def build_engine(config: EngineConfig, *, trace: bool = False, progress: bool = True) -> Engine:
     parts = load_parts(config, progress)
     path, config, model = parts.path, parts.config, parts.model
     memory = build_memory(config)
-    seqs, tokens = set_value(config.max_num_seqs), set_value(config.max_num_batched_tokens)
+    seqs, tokens = known(config.max_num_seqs), known(config.max_num_batched_tokens)
     return Engine(
         config=config,
         tokenizer=load_tokenizer(path),
@@ -391,12 +384,12 @@ def build_engine(config: EngineConfig, *, trace: bool = False, progress: bool = 
 
 
 # rule 8: the config as it came in
-@mistake("engine.build_engine", "a setting is None: is every part made from `load_parts`' config?")
+@mistake("engine.build_engine", "this setting is filled in")
 def build_engine(config: EngineConfig, *, trace: bool = False, progress: bool = True) -> Engine:
     parts = load_parts(config, progress)
     path, model = parts.path, parts.model
     memory = build_memory(config)
-    seqs, tokens = set_value(config.max_num_seqs), set_value(config.max_num_batched_tokens)
+    seqs, tokens = known(config.max_num_seqs), known(config.max_num_batched_tokens)
     return Engine(
         config=parts.config,
         tokenizer=load_tokenizer(path),

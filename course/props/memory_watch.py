@@ -1,7 +1,7 @@
 """Which program of a Triton kernel touches which memory, and that it touches no other.
 
 Triton's interpreter reads and writes real memory: a kernel with a wrong mask changes numbers that
-belong to somebody else, and nothing is said. Within `watch` every access is written down, and one
+belong to another tensor, and nothing is said. Within `watch` every access is written down, and one
 outside of the given tensors raises before it happens. Without the interpreter (on a GPU) nothing
 is watched.
 """
@@ -32,7 +32,7 @@ class Access:
 
 
 class OutsideMemory(IndexError):
-    """A kernel was about to read or write what belongs to nobody, or to somebody else."""
+    """A kernel was about to read or write memory outside of the given tensors."""
 
 
 @contextmanager

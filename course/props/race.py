@@ -1,8 +1,8 @@
 """The learner's engine in fresh processes: alone, and on the same work as ours and `transformers`.
 
-"Ours" is a copy of the package in which every exercise holds our version; "yours" is the package as
-it is. Each runs in a process of its own, all take turns, and nobody knows more than the others. For
-chapter 11. The engines behind one interface are those of `benchmarks/engines.py`.
+"Ours" is a copy of the package in which every exercise holds our version; "yours" is the package
+as it is. Each runs in a process of its own, and all take turns. For chapter 11. The engines behind
+one interface are those of `benchmarks/engines.py`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from course import exercises as ex
-from course import forks, sandbox
+from course import files, sandbox
 
 SIGN = "racer: "  # begins the lines that are for us: libraries print, too
 READY_LIMIT = 240  # seconds
@@ -30,7 +29,7 @@ def run_fresh(code: str, folder: Path | None = None) -> str:
 
     Raises CourseError with the end of its error if it fails.
     """
-    folder = folder or ex.root()
+    folder = folder or files.root()
     process = subprocess.run(
         [sys.executable, "-c", code],
         cwd=folder,
@@ -41,7 +40,7 @@ def run_fresh(code: str, folder: Path | None = None) -> str:
         timeout=READY_LIMIT,
     )
     if process.returncode:
-        raise ex.CourseError("\n".join(process.stderr.strip().split("\n")[-6:]))
+        raise files.CourseError("\n".join(process.stderr.strip().split("\n")[-6:]))
     return process.stdout.strip()
 
 
@@ -64,9 +63,9 @@ def race(
     """
     with ExitStack() as stack:
         ours = stack.enter_context(sandbox.temporary(reference=True))
-        racers = {"yours": ("minivllm", ex.root()), "ours": ("minivllm", ours)}
+        racers = {"yours": ("minivllm", files.root()), "ours": ("minivllm", ours)}
         if find_spec("transformers"):
-            racers["transformers"] = ("transformers", ex.root())
+            racers["transformers"] = ("transformers", files.root())
         lines = {}
         for name, (engine, folder) in racers.items():
             lines[name] = stack.enter_context(_racer(engine, folder, setup))
@@ -74,7 +73,7 @@ def race(
             _answer(process)  # "ready"
         results = {name: Result() for name in racers}
         for number in range(rounds + 1):
-            # Whoever follows a heavy neighbour may be slower: nobody always follows the same one.
+            # An engine that follows a heavy one may be slower, so the order changes.
             names = list(racers)[number % len(racers) :] + list(racers)[: number % len(racers)]
             for name in names:
                 seconds, token_ids = _ask(lines[name], [list(map(list, prompts)), num_tokens])
@@ -87,7 +86,7 @@ def race(
 @contextmanager
 def _racer(engine: str, folder: Path, setup: Mapping[str, Any]) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        forks.command("-m", "course.props.race", json.dumps([engine, dict(setup)])),
+        [sys.executable, "-m", "course.props.race", json.dumps([engine, dict(setup)])],
         cwd=folder,
         env=sandbox.environment(folder),
         stdin=subprocess.PIPE,
@@ -113,7 +112,7 @@ def _answer(process: subprocess.Popen[str]) -> Any:
     for line in process.stdout:
         if line.startswith(SIGN):
             return json.loads(line.removeprefix(SIGN))
-    raise ex.CourseError(
+    raise files.CourseError(
         "An engine of the race ended before it answered. Run the cells above again; if they"
         " work, there may be too little memory for three engines at once."
     )
@@ -121,7 +120,7 @@ def _answer(process: subprocess.Popen[str]) -> Any:
 
 def _run(engine: str, setup: dict[str, Any]) -> None:
     """What a racer does: load, say so, then answer each line of its input."""
-    sys.path.insert(0, str(ex.HOME / "benchmarks"))
+    sys.path.insert(0, str(files.HOME / "benchmarks"))
     from engines import ENGINES, Setup  # type: ignore[import-not-found]
 
     peer = ENGINES[engine](Setup(**setup))

@@ -16,10 +16,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from minivllm.assembly import ranks
+from minivllm.assembly.worker import work
 from minivllm.checkpoint.weights import places
 from minivllm.distributed.process_group import GroupError, ProcessGroup
 from minivllm.model import CausalLM
 from minivllm.model_config import ModelConfig
+from minivllm.tokenizer import byte_alphabet
 
 # What a rank did: the call, and when it began and ended (seconds of time.perf_counter).
 Marks = list[tuple[str, float, float]]
@@ -91,9 +94,6 @@ class ThreadTeam(ProcessGroup):
         self.marks[0] = watch(self)
 
     def _work(self, store: Any, rank: int, size: int) -> None:
-        # Each time anew: a build cell may have imported it again, with the learner's code.
-        from minivllm.assembly.worker import work
-
         with suppress(GroupError):  # if the leader breaks off, the others are of no use
             group = ProcessGroup(store, rank, size, local=True)
             self.marks[rank] = watch(group)
@@ -109,8 +109,6 @@ class ThreadTeam(ProcessGroup):
 @contextmanager
 def ranks_as_threads() -> Iterator[None]:
     """Inside, an engine of several ranks has threads in the place of processes."""
-    from minivllm.assembly import ranks  # the module of this moment: see `_work`
-
     process_team = ranks.Team
     ranks.Team = ThreadTeam  # type: ignore[assignment, misc]
     try:
@@ -162,8 +160,6 @@ def make_tiny_checkpoint(folder: Path, **changes: Any) -> Path:
 
 
 def _tokenizer() -> dict[str, Any]:
-    from minivllm.tokenizer import byte_alphabet
-
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
     return {
         "version": "1.0",

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from minivllm.block_manager import BlockManager
 from minivllm.config import EngineConfig
+from minivllm.engine import Engine
 from minivllm.request import Chunk, Request, SamplingParams
-
-if TYPE_CHECKING:
-    from minivllm.engine import Engine
+from minivllm.scheduler import Scheduler
 
 HOST_MS = 1.0  # to launch a step; as much again to read it
 DEVICE_MS = 3.0
@@ -76,11 +76,6 @@ def toy_engine(answers: Mapping[str, Sequence[int]], num_blocks: int = 16) -> En
 
     An answer that ends with 0 ends by that stop token; any other by its length.
     """
-    # Here, not above: a build cell imports them afresh, and the toy must run the newest.
-    from minivllm.block_manager import BlockManager
-    from minivllm.engine import Engine
-    from minivllm.scheduler import Scheduler
-
     device = ToyDevice(answers)
     memory = BlockManager(num_blocks, BLOCK_SIZE)
     watch(memory, device)

@@ -17,7 +17,7 @@ from minivllm.assembly.ranks import agree, assemble, closed_on_error
 from minivllm.assembly.sizing import fill_in, require_trained_length
 from minivllm.checkpoint.hub import resolve_model
 from minivllm.checkpoint.weights import load_model, read_config
-from minivllm.config import EngineConfig, replace, set_value
+from minivllm.config import EngineConfig, known, replace
 from minivllm.cuda_graphs import StepGraphs
 from minivllm.distributed.process_group import ProcessGroup
 from minivllm.gpu.prompt_buckets import PromptBuckets
@@ -116,8 +116,8 @@ def build_rank_runner(parts: Parts) -> ModelRunner:
 
 def build_graphs(backend: Backend, config: EngineConfig) -> StepGraphs:
     """Room for graphs of decode steps, and of small steps with prompts where that is possible."""
-    max_num_seqs = set_value(config.max_num_seqs)
-    max_seq_len = set_value(config.max_model_len)
+    max_num_seqs = known(config.max_num_seqs)
+    max_seq_len = known(config.max_model_len)
     device = torch.device(config.device)
     if not backend.captures_prompts or device.type != "cuda":
         return StepGraphs(max_num_seqs, max_seq_len, device)

@@ -16,7 +16,7 @@ import torch
 
 from minivllm.assembly.devices import choose_device
 from minivllm.checkpoint.weights import read_config
-from minivllm.config import EngineConfig, replace, set_value
+from minivllm.config import EngineConfig, known, replace
 from minivllm.distributed.process_group import ProcessGroup
 from minivllm.distributed.workers import Team, started_by_torchrun, torchrun_group
 from minivllm.tensor_parallel import require_fit
@@ -75,6 +75,6 @@ def agree(config: EngineConfig, group: ProcessGroup) -> EngineConfig:
     """Return the settings that suit all ranks: the number of KV blocks of the rank with the least
     memory, and requests no longer than those hold. Ranks with different numbers would read and
     write blocks that others do not have."""
-    sizes = [set_value(config.num_kv_blocks), set_value(config.max_model_len)]
+    sizes = [known(config.num_kv_blocks), known(config.max_model_len)]
     num_kv_blocks, max_model_len = group.smallest(sizes)
     return replace(config, num_kv_blocks=num_kv_blocks, max_model_len=max_model_len)

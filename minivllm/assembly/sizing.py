@@ -12,7 +12,7 @@ import torch
 
 from minivllm.assembly.devices import free_bytes, kv_budget, step_tokens
 from minivllm.block_manager import blocks_for
-from minivllm.config import EngineConfig, replace, set_value
+from minivllm.config import EngineConfig, known, replace
 from minivllm.kv_cache import (
     CPU_MEMORY_SHARE,
     GPU_MEMORY_SHARE,
@@ -83,8 +83,8 @@ def require_room(config: EngineConfig, model: CausalLM) -> None:
     they are allocated."""
     weight = next(model.parameters())
     shape = model.config
-    num_tokens = set_value(config.max_num_batched_tokens)
-    num_seqs = set_value(config.max_num_seqs)
+    num_tokens = known(config.max_num_batched_tokens)
+    num_seqs = known(config.max_num_seqs)
     max_len = config.max_model_len or shape.max_position
     num_entries = max_len + blocks_for(max_len, config.block_size)  # int32, of tokens and blocks
     row = sampler_bytes(shape.vocab_size, 1) + 4 * num_entries
@@ -108,8 +108,8 @@ def size_kv_cache(config: EngineConfig, model: CausalLM, num_sharing: int = 1) -
     weight = next(model.parameters())
     shape = model.config
     block_bytes = kv_block_bytes(shape, config.block_size, weight.dtype)
-    num_tokens = set_value(config.max_num_batched_tokens)
-    num_seqs = set_value(config.max_num_seqs)
+    num_tokens = known(config.max_num_batched_tokens)
+    num_seqs = known(config.max_num_seqs)
     activations = activation_bytes(shape, num_tokens, num_seqs, weight.dtype)
     if weight.is_cuda:
         activations = max(activations, measure_activations(model, num_tokens, num_seqs))

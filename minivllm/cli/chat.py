@@ -1,6 +1,6 @@
 """`minivllm chat`: a conversation in the terminal, or one turn per line of a pipe.
 
-Given (no notebook builds it).
+Not built in the course.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import os
 import sys
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,8 +20,8 @@ from minivllm.cli.options import (
     add_engine_options,
     add_sampling_options,
     load,
+    note,
     sampling_params,
-    warn,
 )
 
 if TYPE_CHECKING:
@@ -38,29 +39,30 @@ REMEDY = "/drop forgets the oldest question and its answer, /reset everything"
 
 
 def add_chat(commands: Any) -> None:
-    """The command and its options."""
+    """Add the command and its options."""
     listed = "\n".join(f"  {name:14} {what}" for name, what in COMMANDS.items())
     chat = add_command(
         commands,
         "chat",
+        run_chat,
         summary="talk with the model",
-        teaches="Answers word by word, and remembers the conversation. The whole of it\n"
-        "is the prompt of each turn, but the engine computes only what is new: the line below\n"
-        "an answer says how many prompt tokens came from the prefix cache, how long the first\n"
-        "token took and how many tokens per second followed it.\n\n"
+        teaches="Answers word by word, and remembers the conversation. All of it is the prompt of\n"
+        "each turn, but the engine computes only what is new: the line below an answer says how\n"
+        "many prompt tokens came from the prefix cache, how long the first token took and how\n"
+        "many tokens per second followed it.\n\n"
         f"In the conversation:\n{listed}\n"
         "Ctrl-C stops an answer and keeps what was said; at the prompt it leaves.\n"
-        "From a pipe, each line is a turn: answers go to standard output, notes to standard error.",
+        "From a pipe, each line is a turn: answers go to standard output, notes to standard\n"
+        "error, and the exit code is 2 if a line was refused or an answer is empty.",
         example='example: minivllm chat --system "You answer in one sentence." --temperature 0.3',
     )
     chat.add_argument("--system", metavar="TEXT", help="tells the model how to behave")
     add_sampling_options(chat, max_tokens=512)
     add_engine_options(chat)
-    chat.set_defaults(run=run_chat)
 
 
 def run_chat(arguments: argparse.Namespace) -> int:
-    """Load the model and talk until the user leaves; exit code 2 if a piped turn was refused."""
+    """Load the model and talk until the user leaves."""
     terminal = Terminal()
     with load(arguments) as llm:
         session = Session(llm, sampling_params(llm, arguments), arguments.system)
@@ -77,7 +79,7 @@ def run_chat(arguments: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the model said to one message."""
+    """The model's answer to one message."""
 
     text: str
     output: RequestOutput | None  # None if it was stopped before the engine could report
@@ -85,34 +87,35 @@ class Answer:
 
 
 class Session:
-    """Messages so far. Invariant: after the system message, if there is one, questions and
+    """The messages so far. Invariant: after the system message, if there is one, questions and
     answers take turns, and every question has its answer."""
 
     def __init__(self, llm: Any, params: SamplingParams, system: str | None = None) -> None:
-        self.llm, self.params, self.system = llm, params, system
+        self.llm = llm
+        self.params = params
+        self.system = system
         self.turns: list[tuple[str, str]] = []  # question, answer
         self.num_asked = 0
 
     def messages(self, question: str) -> list[dict[str, str]]:
-        """The conversation with one more question, as chat templates want it."""
-        listed = [{"role": "system", "content": self.system}] if self.system else []
+        """Return the conversation with one more question, as chat templates want it."""
+        listed = [("system", self.system)] if self.system else []
         for asked, answered in self.turns:
-            listed += [
-                {"role": "user", "content": asked},
-                {"role": "assistant", "content": answered},
-            ]
-        return [*listed, {"role": "user", "content": question}]
+            listed += [("user", asked), ("assistant", answered)]
+        listed.append(("user", question))
+        return [{"role": role, "content": content} for role, content in listed]
 
     def ask(self, question: str, write: Callable[[str], None]) -> Answer:
-        """Answer one more question; each piece of the answer goes to `write` as it comes.
+        """Answer one more question; pass each piece of the answer to `write` as it comes.
 
-        Ctrl-C ends the answer, and what was said until then is kept. Raises ValueError, and
+        Ctrl-C ends the answer and keeps what was said until then. Raises ValueError, and
         forgets the question, if the conversation has grown too long or the model refuses it.
         """
         token_ids = self.llm.tokenizer.apply_chat_template(self.messages(question))
         self._check_room(len(token_ids))
-        params, said, stopped = self._next_params(), [], False
-        with contextlib.closing(self.llm.stream(token_ids, params)) as stream:
+        said: list[str] = []
+        stopped = False
+        with contextlib.closing(self.llm.stream(token_ids, self._next_params())) as stream:
             try:
                 for piece in stream:
                     said.append(piece)
@@ -125,7 +128,7 @@ class Session:
         return Answer(text, getattr(stream, "output", None), stopped)
 
     def _next_params(self) -> SamplingParams:
-        # With a seed the session repeats itself, but no answer repeats the one before it.
+        # A seed makes the session repeatable, and no answer repeats the one before it.
         self.num_asked += 1
         if self.params.seed is None:
             return self.params
@@ -136,14 +139,11 @@ class Session:
         limit = self.llm.config.max_model_len
         if num_tokens < limit:
             return
-        if self.turns:
-            raise ValueError(
-                f"with your message the conversation has {num_tokens:,} tokens, and"
-                f" max_model_len={limit:,} leaves no room for an answer: {REMEDY}. Then try again"
-            )
+        whose = "with your message the conversation" if self.turns else "your message"
+        remedy = f"{REMEDY}. Then try again" if self.turns else "shorten it or the system message"
         raise ValueError(
-            f"your message has {num_tokens:,} tokens, and max_model_len={limit:,} leaves no room"
-            " for an answer: shorten it or the system message"
+            f"{whose} has {num_tokens:,} tokens, and max_model_len={limit:,} leaves no room for an"
+            f" answer: {remedy}"
         )
 
 
@@ -160,7 +160,7 @@ class Terminal:
                 import readline  # noqa: F401  (from here on input() edits lines and remembers them)
 
     def read(self) -> str | None:
-        """The next line; None at its end, and for Ctrl-C at the prompt."""
+        """Return the next line; None at the end of the input, and for Ctrl-C at the prompt."""
         if not self.is_interactive:
             line = sys.stdin.readline()
             return line.rstrip("\n") if line else None
@@ -171,13 +171,13 @@ class Terminal:
             return None
 
     def write(self, piece: str) -> None:
-        """A piece of an answer, at once."""
+        """Write a piece of an answer at once."""
         print(piece, end="", flush=True)
 
     def note(self, text: str) -> None:
-        """A line about the conversation: dim in a terminal, to standard error from a pipe."""
+        """Write a line about the conversation: dim in a terminal, to standard error from a pipe."""
         if not self.is_interactive:
-            warn(text)
+            note(text)
         elif "NO_COLOR" in os.environ:
             print(text)
         else:
@@ -189,8 +189,9 @@ class Chat:
 
     def __init__(self, session: Session, terminal: Any) -> None:
         """`terminal` is a `Terminal`, or reads and writes like one."""
-        self.session, self.terminal = session, terminal
-        self.num_refused = 0
+        self.session = session
+        self.terminal = terminal
+        self.num_refused = 0  # lines that were refused or got an empty answer
         self._actions: dict[str, Callable[[str], None]] = {
             "/help": self._help,
             "/reset": self._reset,
@@ -200,7 +201,7 @@ class Chat:
         }
 
     def run(self) -> int:
-        """Go on until the input ends or the user leaves; returns how many lines were refused."""
+        """Talk until the input ends or the user leaves; return `num_refused`."""
         while (line := self.terminal.read()) is not None:
             word, _, rest = line.partition(" ")
             if word in ("/quit", "/exit"):
@@ -217,19 +218,20 @@ class Chat:
         return self.num_refused
 
     def _ask(self, question: str) -> bool:
-        """One turn; whether it became part of the session."""
-        turns = len(self.session.turns)
+        """Ask one question; return whether it became part of the session."""
+        num_turns = len(self.session.turns)
         try:
             answer = self.session.ask(question, self.terminal.write)
         except ValueError as error:
             self._refuse(str(error))
             return False
         self.terminal.write("\n")
-        for note in notes_on(answer, self.session):
-            self.terminal.note(note)
+        self.num_refused += not (answer.text or answer.stopped)
+        for text in notes_on(answer, self.session):
+            self.terminal.note(text)
         if answer.stopped and not self.terminal.is_interactive:
-            raise KeyboardInterrupt  # Ctrl-C in a script means the whole of it
-        return len(self.session.turns) > turns
+            raise KeyboardInterrupt  # Ctrl-C ends a script as a whole
+        return len(self.session.turns) > num_turns
 
     def _refuse(self, why: str) -> None:
         self.num_refused += 1
@@ -248,7 +250,8 @@ class Chat:
             self.terminal.note("there is nothing to forget yet")
             return
         question, _ = self.session.turns.pop(0)
-        self.terminal.note(f"forgotten: {shortened(question)!r} and its answer")
+        short = textwrap.shorten(question, 40, placeholder="…")
+        self.terminal.note(f"forgotten: {short!r} and its answer")
 
     def _system(self, rest: str) -> None:
         self.session.system = rest or None
@@ -264,33 +267,31 @@ class Chat:
 
 
 def notes_on(answer: Answer, session: Session) -> list[str]:
-    """What is worth knowing of an answer: figures, and why it is shorter than it could be."""
-    notes = [figures_of(answer.output)] if answer.output is not None else []
+    """Return what is worth knowing of an answer: its figures, and why it was cut."""
+    output = answer.output
+    notes = [figures_of(output)] if output is not None else []
     if answer.stopped:
         kept = "what was said is kept" if answer.text else "nothing was said: message forgotten"
         return [*notes, f"stopped; {kept}"]
-    if answer.output is None or answer.output.outputs[0].finish_reason != "length":
+    if not answer.text:
+        notes.append("the answer is empty")
+    if output is None or output.outputs[0].finish_reason != "length":
         return notes
     limit = session.llm.config.max_model_len
-    num_tokens = len(answer.output.prompt_token_ids) + len(answer.output.outputs[0].token_ids)
-    if num_tokens >= limit:
+    if len(output.prompt_token_ids) + len(output.outputs[0].token_ids) >= limit:
         return [*notes, f"cut: the conversation has reached max_model_len={limit:,}. {REMEDY}"]
     return [*notes, f"cut after --max-tokens {session.params.max_tokens}"]
 
 
 def figures_of(output: RequestOutput) -> str:
-    """ "42 tokens, 31.4 tok/s, first token after 120 ms; 143 of 160 prompt tokens from the
-    prefix cache". The speed is that of the tokens behind the first."""
-    count, gaps = len(output.outputs[0].token_ids), output.metrics.inter_token_latencies
-    parts = [f"{count} token{'s' * (count != 1)}"]
+    """Return "42 tokens, 31.4 tok/s, first token after 120 ms; 143 of 160 prompt tokens from the
+    prefix cache". The speed is that of the tokens after the first."""
+    count = len(output.outputs[0].token_ids)
+    parts = ["1 token" if count == 1 else f"{count} tokens"]
+    gaps = output.metrics.inter_token_latencies
     if gaps:
         parts.append(f"{len(gaps) / max(sum(gaps), 1e-9):.1f} tok/s")
     if output.metrics.time_to_first_token is not None:
         parts.append(f"first token after {output.metrics.time_to_first_token * 1e3:.0f} ms")
     cached = f"{output.num_cached_tokens} of {len(output.prompt_token_ids)} prompt tokens"
     return f"{', '.join(parts)}; {cached} from the prefix cache"
-
-
-def shortened(text: str, width: int = 40) -> str:
-    """The beginning of a text."""
-    return text if len(text) <= width else text[: width - 1] + "…"

@@ -1,34 +1,37 @@
 """The command line: `minivllm demo | chat | generate | bench | doctor`.
 
-Here are the commands as a whole, demo and generate; the others have files of their own. Given
-(no notebook builds it).
+Holds the parser, demo and generate; the other commands have their own modules. Not built in the
+course.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import statistics
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minivllm import __version__
 from minivllm.bench_results import require_writable
 from minivllm.cli.bench import add_bench
 from minivllm.cli.chat import add_chat
+from minivllm.cli.doctor import run_doctor
 from minivllm.cli.options import (
     Parser,
     add_command,
     add_engine_options,
     add_sampling_options,
     load,
+    note,
     sampling_params,
-    warn,
-    write_any_character,
 )
-from minivllm.waiting import waiting
+from minivllm.request import SamplingParams
 
 if TYPE_CHECKING:
     from minivllm.llm import LLM
@@ -58,8 +61,9 @@ DEMO_QUESTIONS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code: 0, 2 for a user's mistake, 130 for Ctrl-C."""
-    write_any_character()
+    """Run one command and return the exit code: 0, 1 from a doctor who found faults, 2 for a
+    user's mistake or an empty answer, 130 for Ctrl-C."""
+    repair_streams()
     parser = build_parser()
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
@@ -67,36 +71,78 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "run" not in arguments:
         parser.print_help()
         return 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("default", UserWarning)
+        warnings.showwarning = lambda message, *_, **__: note(f"minivllm: {message}")
+        return _run(arguments)
+
+
+def _run(arguments: argparse.Namespace) -> int:
     try:
-        code = arguments.run(arguments)
-        sys.stdout.flush()  # here, where a reader that has left can be dealt with
-        return code or 0
-    except BrokenPipeError:
-        # The reader has left (`| head`). Nothing may be flushed into the pipe at exit, either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code: int = arguments.run(arguments)
+        sys.stdout.flush()  # here, where a failure can be handled
+        return code
+    except BrokenPipeError:  # the reader has left (`| head`)
+        _discard_output()
         return 0
-    except (ValueError, OSError) as error:
-        warn(f"minivllm: {error}")
+    except OSError as error:
+        _discard_output()
+        note(f"minivllm: {error}")
+        return 2
+    except NotImplementedError as error:
+        first, *_ = str(error).splitlines() or [""]  # PyTorch's own has a hundred
+        note(f"minivllm: not implemented: {first[:200]}")
+        return 2
+    except ValueError as error:
+        note(f"minivllm: {error}")
         return 2
     except KeyboardInterrupt:
-        warn("minivllm: stopped")
+        note("minivllm: stopped")
         return 130
 
 
+def _discard_output() -> None:
+    # Python flushes once more at exit, which must not fail again.
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def repair_streams() -> None:
+    """Replace closed standard streams by empty ones, and read and write any character: one that
+    the other side does not know becomes a replacement character instead of an error."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            empty = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115 (until the end)
+            setattr(sys, name, empty)
+        # A stream that was replaced may not have this method.
+        with contextlib.suppress(AttributeError, OSError):
+            getattr(sys, name).reconfigure(errors="replace")
+
+
 def build_parser() -> Parser:
-    """The commands and their options."""
+    """Return the parser of all commands and their options."""
     parser = Parser(
         prog="minivllm",
         description="A small LLM inference engine. The model smollm2-135m needs no account; it is"
-        " fetched once (93 MB) and kept in your user cache.",
+        " downloaded once (93 MB) and kept in your user cache.",
         epilog="minivllm COMMAND --help explains a command. Begin with: minivllm demo",
     )
+    parser.add_argument("--version", action="version", version=f"minivllm {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND")
     _add_demo(commands)
     add_chat(commands)
     _add_generate(commands)
     add_bench(commands)
-    _add_doctor(commands)
+    add_command(
+        commands,
+        "doctor",
+        run_doctor,
+        summary="diagnose problems on this machine and suggest fixes",
+        teaches="Checks the installation, PyTorch, Triton, the GPU, the cores and the model. Each\n"
+        "line says what is there, or what its absence costs and the command that repairs it.\n"
+        "Changes nothing. The exit code is 1 if something required is missing or broken.",
+        example="example: minivllm doctor",
+    )
     return parser
 
 
@@ -104,12 +150,12 @@ def _add_demo(commands: Any) -> None:
     demo = add_command(
         commands,
         "demo",
+        run_demo,
         summary="answer eight prompts together and draw what happened",
         teaches="Answers eight prompts of different lengths with continuous batching: five run at\n"
-        "a time, each leaves when it is done, and the next one takes its place and finds the\n"
-        "beginning that all share in the prefix cache. Prints the answers, tokens per second and\n"
-        "the time to each first token, and draws when each request was computed and which KV\n"
-        "blocks it owned.",
+        "a time; when one is done, the next takes its place and finds the beginning that all of\n"
+        "them share in the prefix cache. Prints the answers, tokens per second and the time to\n"
+        "each first token, and draws when each request was computed and which KV blocks it owned.",
         example="example: minivllm demo --figure run.png",
     )
     demo.add_argument(
@@ -119,62 +165,58 @@ def _add_demo(commands: Any) -> None:
         help="where to write the picture (default: %(default)s)",
     )
     add_engine_options(demo)
-    demo.set_defaults(run=run_demo)
 
 
 def _add_generate(commands: Any) -> None:
     generate = add_command(
         commands,
         "generate",
+        run_generate,
         summary="answer your prompts",
-        teaches="Answers each PROMPT as the first message of a chat of its own; several are\n"
-        "computed together. With --raw the text is continued instead: so base models are used.",
+        teaches="Answers each PROMPT as the first message of its own chat; several are computed\n"
+        "together. With --raw the text is continued instead, as base models expect it.\n"
+        "The exit code is 2 if a prompt was refused or an answer is empty.",
         example='example: minivllm generate "What is the capital of France?" --temperature 0',
     )
-    generate.add_argument("prompts", nargs="+", metavar="PROMPT")
+    generate.add_argument("prompts", nargs="+", type=_prompt, metavar="PROMPT")
     generate.add_argument(
         "--raw", action="store_true", help="continue the text instead of answering it as a message"
     )
     add_sampling_options(generate, max_tokens=128)
     add_engine_options(generate)
-    generate.set_defaults(run=run_generate)
 
 
-def _add_doctor(commands: Any) -> None:
-    doctor = add_command(
-        commands,
-        "doctor",
-        summary="look at this machine: what is there, what is missing, how to get it",
-        teaches="Checks Python, PyTorch, Triton, the GPU, the model and Jupyter. Each line says\n"
-        "what is there or what its absence costs, and the command that mends it. Changes nothing.",
-        example="example: minivllm doctor",
-    )
-    doctor.set_defaults(run=run_doctor)
+def _prompt(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it is empty; write a question or a beginning")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError(f"{text!a} is not valid UTF-8") from None
+    return text
 
 
-def run_doctor(arguments: argparse.Namespace) -> int:
-    """Look at this machine; the exit code says whether everything needed is there."""
-    from minivllm.cli import doctor
-
-    return doctor.run_doctor(arguments)
-
-
-def run_generate(arguments: argparse.Namespace) -> None:
+def run_generate(arguments: argparse.Namespace) -> int:
     """Answer the prompts of the command line."""
     with load(arguments) as llm:
         params = sampling_params(llm, arguments)
         prompts = arguments.prompts if arguments.raw else _as_chats(llm, arguments.prompts)
         outputs = llm.generate(list(prompts), params, use_tqdm=sys.stderr.isatty())
+    code = 0
     for prompt, output in zip(arguments.prompts, outputs, strict=True):
+        answer = output.outputs[0]
         if len(outputs) > 1:
             print(f"> {prompt}")
-        print(output.outputs[0].text.strip(), end="\n\n" if len(outputs) > 1 else "\n")
+        print(answer.text.strip(), end="\n\n" if len(outputs) > 1 else "\n")
+        if not answer.text.strip():
+            code = 2
+            if answer.finish_reason != "error":  # the engine has given the reason as a warning
+                note(f"minivllm: the answer is empty (finish_reason: {answer.finish_reason})")
+    return code
 
 
-def run_demo(arguments: argparse.Namespace) -> None:
+def run_demo(arguments: argparse.Namespace) -> int:
     """Answer the eight demo prompts and draw the run."""
-    from minivllm.request import SamplingParams
-
     require_writable(arguments.figure)
     started = time.perf_counter()
     # Five rows for eight prompts, so that some wait and enter when others leave.
@@ -183,15 +225,16 @@ def run_demo(arguments: argparse.Namespace) -> None:
         prompts = _as_chats(llm, [question for question, _ in DEMO_QUESTIONS])
         params = [SamplingParams(temperature=0, max_tokens=limit) for _, limit in DEMO_QUESTIONS]
         began = time.perf_counter()
-        outputs = llm.generate(prompts, params)
+        outputs = llm.generate(prompts, params, use_tqdm=sys.stderr.isatty())
         seconds = time.perf_counter() - began
         _print_answers(outputs)
         _print_summary(llm, outputs, ready, seconds)
         _draw(llm, arguments.figure)
+    return 0
 
 
 def _as_chats(llm: LLM, questions: Sequence[str]) -> list[Any]:
-    """Each question as token ids of a chat with one message."""
+    """Return each question as the token ids of a chat with one message."""
     return [
         llm.tokenizer.apply_chat_template([{"role": "user", "content": question}])
         for question in questions
@@ -219,22 +262,19 @@ def _print_summary(
         f"\n{len(outputs)} answers, {num_prompt} prompt tokens ({num_cached} from the prefix"
         f" cache), {num_output} answer tokens in {seconds:.2f} s: {num_output / seconds:.0f} tok/s"
         f"\ntime to first token {min(first) * 1e3:.0f} to {max(first) * 1e3:.0f} ms;"
-        f" between tokens {statistics.median(gaps) * 1e3:.0f} ms (median)"
+        f" between tokens {statistics.median(gaps or [0.0]) * 1e3:.0f} ms (median)"
     )
 
 
 def _draw(llm: LLM, path: Path) -> None:
     from minivllm.pictures import figures
 
-    if llm.trace is None:
-        return
+    assert llm.trace is not None, "the demo loads its model with a trace"
     try:
-        with waiting(f"drawing {path}"):
-            figures.save_demo_figure(llm.trace, path)
+        figures.save_demo_figure(llm.trace, path)
+        print(f"picture: {path}")
     except ImportError as error:
         print(f"no picture: {error}")
-        return
-    print(f"picture: {path}")
 
 
 if __name__ == "__main__":

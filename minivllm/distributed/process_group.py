@@ -121,7 +121,9 @@ class ProcessGroup:
 
     def all_gather(self, x: Tensor) -> Tensor:
         """Return all ranks' `x [...]` in the order of the ranks: `[R, ...]`."""
-        gathered = x.new_empty(self.size, *x.shape)
+        # gloo's thread writes into it, which PyTorch 2.5 refuses for a tensor of inference mode.
+        with torch.inference_mode(False):
+            gathered = x.new_empty(self.size, *x.shape)
         self._wait(lambda: self._gather_into(gathered, x.contiguous()))
         return gathered
 

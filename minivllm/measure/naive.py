@@ -1,8 +1,8 @@
 """The naive generation loop that the course measures every module against.
 
-No KV cache, no batch, no blocks: each token is computed from the whole text again, one request
-after the other, and the most probable token is taken. Right, and slow. Given (no notebook
-builds it); notebook 00 shows it, later ones compare with it.
+No KV cache, no batch, no blocks: the whole text is computed again for each token, one request
+after the other, and the most probable token is taken. Correct and slow. Not built in the course;
+notebook 00 shows it, and later ones compare with it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from minivllm.llm import LLM
 def naive_generate(llm: LLM, prompt_token_ids: Sequence[int], num_tokens: int) -> list[int]:
     """The `num_tokens` tokens that greedily follow the prompt, stop tokens ignored.
 
-    Takes nothing of `llm` but its loaded model. The answer to a prompt of 10 tokens with 3 new
+    Uses only the loaded model of `llm`. The answer to a prompt of 10 tokens with 3 new
     ones computes 10 + 11 + 12 = 33 tokens; an engine with a KV cache computes 12.
     """
     model = llm.engine.runner.model
@@ -42,7 +42,7 @@ def naive_generate(llm: LLM, prompt_token_ids: Sequence[int], num_tokens: int) -
 
 @dataclass(frozen=True)
 class NaiveRun:
-    """What a run of the naive loop gave and took."""
+    """The answers of the naive loop, and the time they took."""
 
     token_ids: list[list[int]]  # the answer to each prompt
     seconds: float

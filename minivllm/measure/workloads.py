@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minivllm.bench_results import percentiles
-from minivllm.config import set_value
+from minivllm.config import known
 from minivllm.llm import LLM
 from minivllm.request import RequestOutput, SamplingParams
 
@@ -240,7 +240,7 @@ def phase_speeds(
 
 def check_fits(llm: LLM, workload: Workload) -> None:
     """Raise ValueError for a workload that is too long for the engine."""
-    limit = set_value(llm.config.max_model_len)
+    limit = known(llm.config.max_model_len)
     if workload.longest > limit:
         raise ValueError(
             f"the workload {workload.name!r} has requests of {workload.longest} tokens, more than"
@@ -318,5 +318,5 @@ def summarise(workload: Workload, runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _median(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
+    measured = [value for value in values if value is not None]
+    return statistics.median(measured) if measured else None

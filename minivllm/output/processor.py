@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from minivllm.config import set_value
+from minivllm.config import known
 from minivllm.engine import Engine
 from minivllm.output.prompts import (
     EncodedPrompt,
@@ -127,8 +127,8 @@ class ParentRequest:
 class OutputProcessor:
     """Knows which requests belong to which prompt, and makes their outputs.
 
-    Invariant: `parents` holds the prompts that have not ended, by their ids; `answers` finds
-    parent and answer of each of their requests that the engine has been given.
+    Invariant: `parents` holds the prompts that have not ended, by the ids that their users know;
+    `answers` finds parent and answer of each of their requests, by the engine's ids.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -154,6 +154,8 @@ class OutputProcessor:
         answers = [self._make_answer(request_id, i, prompt, params) for i in range(params.n)]
         parent = ParentRequest(request_id, prompt.text, answers)
         self.parents[request_id] = parent
+        for answer in answers:
+            self.answers[answer.request.request_id] = parent, answer
         if params.stop or params.n > 1:
             self.watch(parent)
         self._start(parent, 1)
@@ -221,21 +223,27 @@ class OutputProcessor:
     def _start(self, parent: ParentRequest, num_answers: int) -> None:
         """Hand the requests of a parent's first answers to the engine, where they are not yet."""
         for answer in parent.answers[parent.num_started : num_answers]:
-            self.answers[answer.request.request_id] = parent, answer
             self.engine.scheduler.add_request(answer.request)
             if self.engine.trace is not None:
                 self.engine.trace.arrived(answer.request)
         parent.num_started = num_answers
+
+    def _engine_id(self, request_id: str, index: int) -> str:
+        """What the engine calls an answer: unlike the user's id, unique among all answers."""
+        name = f"{request_id}/{index}" if index else request_id
+        while name in self.answers:
+            name += "'"
+        return name
 
     def _make_answer(
         self, request_id: str, index: int, prompt: EncodedPrompt, params: SamplingParams
     ) -> Answer:
         config = self.engine.config
         num_prompt_tokens = len(prompt.token_ids)
-        max_model_len = set_value(config.max_model_len)
+        max_model_len = known(config.max_model_len)
         eos = () if params.ignore_eos else self.engine.eos_token_ids
         request = Request(
-            request_id=f"{request_id}/{index}" if index else request_id,
+            request_id=self._engine_id(request_id, index),
             token_ids=list(prompt.token_ids),
             num_prompt_tokens=num_prompt_tokens,
             sampling_params=params,

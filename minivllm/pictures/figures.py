@@ -1,8 +1,8 @@
 """Pictures of what the engine did, drawn from a `Trace`.
 
-`request_timeline` shows time, `block_grid` shows memory. Every state has a colour, and a
-hatch, a height or a label beside it, so the pictures can be read without colour. Leaves out
-everything live: a trace is drawn when the work is done. Given (no notebook builds it).
+`request_timeline` shows time, `block_grid` shows memory. Every state has a colour and a hatch,
+height or label, so the pictures can be read without colour. Draws finished traces only. Not built
+in the course.
 """
 
 from __future__ import annotations
@@ -101,16 +101,23 @@ def _draw_row(ax: Axes, y: int, row: Row, *, with_numbers: bool) -> None:
 
 
 def _fill(state: str) -> dict[str, Any]:
-    # Only prefill is hatched: blue and green may look alike, these two do not.
-    edge, hatch = (PALETTE["hatch"], "////") if state == "prefill" else (PALETTE["grid"], None)
-    return {"facecolor": PALETTE[state], "edgecolor": edge, "hatch": hatch, "linewidth": 0}
+    look = {"facecolor": PALETTE[state], "edgecolor": PALETTE["grid"], "linewidth": 0}
+    if state == "prefill":  # hatched: without colour, blue and green may look alike
+        look |= {"edgecolor": PALETTE["hatch"], "hatch": "////"}
+    return look
 
 
 def _marker(state: str) -> dict[str, Any]:
     shape, size = {"cached": ("D", 6), "preempted": ("X", 8)}[state]
-    edge = {"markeredgecolor": PALETTE["ink"], "markeredgewidth": 0.7}
-    look = {"marker": shape, "markersize": size, "color": PALETTE[state], "linestyle": "none"}
-    return {**look, **edge, "zorder": 4}
+    return {
+        "marker": shape,
+        "markersize": size,
+        "color": PALETTE[state],
+        "linestyle": "none",
+        "markeredgecolor": PALETTE["ink"],
+        "markeredgewidth": 0.7,
+        "zorder": 4,
+    }
 
 
 def _note(ax: Axes, x: float, y: float, text: str, *, offset: float) -> None:
@@ -146,11 +153,11 @@ def _timeline_height(trace: Trace) -> float:
 
 
 def block_grid(trace: Trace, step: int | None = None, ax: Axes | None = None) -> Figure:
-    """Draw the KV blocks as they were in one step: free, cached, or owned and by whom.
+    """Draw the KV blocks of one step: free, cached, or owned by a request.
 
-    `step`: its index; None: the step in which the most blocks were in use. The text in a block
-    is its request; ×2 is a block that two requests share. Of more than 256 blocks the part
-    with most in use is drawn, and the title says which.
+    `step` is an index; None is the step with the most blocks in use. The text in a block is its
+    request; ×2 is a block that two requests share. Of more than 256 blocks the 256 with the most
+    in use are drawn, and the title says which.
     Draws into `ax`, or into a new figure 7 inches wide; returns the figure.
     Raises ValueError if the trace has no such step.
     """
@@ -163,9 +170,15 @@ def block_grid(trace: Trace, step: int | None = None, ax: Axes | None = None) ->
     for block in range(first, end):
         y, x = divmod(block - first, columns)
         own = owners.get(block, [])
-        # Neighbours stand apart: a third of the requests in full colour, the others in two paler.
-        paler = number_of[own[0][0]] % 3 if own else 0
-        _draw_block(ax, x, y, own, cached=block in shown.cached_blocks, paler=paler)
+        if own:
+            # Three shades tell the blocks of neighbouring requests apart.
+            _draw_block(ax, x, y, own[0][1], _block_text(own), number_of[own[0][0]] % 3)
+        elif block in shown.cached_blocks:
+            _draw_block(ax, x, y, "cached", "c")
+        else:
+            _draw_block(ax, x, y, "free")
+        if len(own) > 1:  # a frame shows it even where ×2 is too small to read
+            _square(ax, x, y, fill=False, edgecolor=PALETTE["ink"], linewidth=1.5, zorder=3)
     part = "" if end - first == trace.num_blocks else f" (drawn: {first} to {end - 1})"
     _label_axes(
         ax,
@@ -192,7 +205,7 @@ def _step(trace: Trace, index: int | None) -> StepTrace:
 
 
 def _window(num_blocks: int, interesting: Iterable[int]) -> tuple[int, int]:
-    # Of the runs of MAX_BLOCKS blocks the one with most to see, as [first, end).
+    # The run of MAX_BLOCKS blocks that has the most interesting ones, as [first, end).
     counts = dict.fromkeys(range(0, num_blocks, MAX_BLOCKS), 0)
     for block in interesting:
         counts[block // MAX_BLOCKS * MAX_BLOCKS] += 1
@@ -210,37 +223,32 @@ def _grid_height(trace: Trace) -> float:
     return 1.2 + num_rows * 0.9 * WIDTH / columns  # inches
 
 
-def _draw_block(
-    ax: Axes, x: int, y: int, owners: list[tuple[str, Phase]], *, cached: bool, paler: int
-) -> None:
+def _block_text(owners: list[tuple[str, Phase]]) -> str:
+    return owners[0][0] if len(owners) == 1 else f"×{len(owners)}"
+
+
+def _draw_block(ax: Axes, x: int, y: int, state: str, text: str = "", paler: int = 0) -> None:
+    _square(ax, x, y, **{**_fill(state), "facecolor": shade(state, paler), "linewidth": 0.8})
+    if text:
+        at: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": 7, "zorder": 4}
+        effects = halo() if state == "prefill" else []
+        ax.text(x, y, text, color=PALETTE["ink"], path_effects=effects, **at)
+
+
+def _square(ax: Axes, x: int, y: int, **look: Any) -> None:
     from matplotlib.patches import Rectangle
 
-    state = owners[0][1] if owners else "cached" if cached else "free"
-    corner = (x - 0.44, y - 0.44)
-    fill = {**_fill(state), "facecolor": shade(state, paler), "linewidth": 0.8}
-    ax.add_patch(Rectangle(corner, 0.88, 0.88, **fill))
-    if len(owners) > 1:  # a frame says "shared", even where ×2 is too small to read
-        frame: dict[str, Any] = {
-            "fill": False,
-            "edgecolor": PALETTE["ink"],
-            "linewidth": 1.5,
-            "zorder": 3,
-        }
-        ax.add_patch(Rectangle(corner, 0.88, 0.88, **frame))
-    text = f"×{len(owners)}" if len(owners) > 1 else owners[0][0] if owners else "c" * cached
-    if text:
-        _centred(ax, x, y, text, outlined=state == "prefill")
-
-
-def _centred(ax: Axes, x: float, y: float, text: str, *, outlined: bool) -> None:
-    effects = halo() if outlined else []
-    at: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": 7, "zorder": 4}
-    ax.text(x, y, text, color=PALETTE["ink"], path_effects=effects, **at)
+    ax.add_patch(Rectangle((x - 0.44, y - 0.44), 0.88, 0.88, **look))
 
 
 def _block_keys() -> list[Any]:
-    names = {"prefill": "owner in prefill", "decode": "owner in decode", "cached": "c: cached"}
-    keys = [_patch(state, name) for state, name in {**names, "free": "free"}.items()]
+    names = {
+        "prefill": "owner in prefill",
+        "decode": "owner in decode",
+        "cached": "c: cached",
+        "free": "free",
+    }
+    keys = [_patch(state, name) for state, name in names.items()]
     shared = _patch("decode", "×2: shared")
     shared.set(edgecolor=PALETTE["ink"], linewidth=1.5)
     return [*keys, shared]
@@ -250,7 +258,7 @@ def _block_keys() -> list[Any]:
 
 
 def shade(state: str, step: int = 0) -> tuple[float, float, float]:
-    """A colour of the palette (red, green, blue, 0 to 1), as it is or one or two steps paler."""
+    """A colour of the palette (red, green, blue, 0 to 1), `step` steps paler."""
     from matplotlib.colors import to_rgb
 
     red, green, blue = (part + (1 - part) * 0.22 * step for part in to_rgb(PALETTE[state]))
@@ -321,6 +329,14 @@ def _label_axes(ax: Axes, title: str, x: str, y: str) -> None:
 
 
 def _add_legend(ax: Axes, keys: list[Any]) -> None:
-    place = {"loc": "lower left", "bbox_to_anchor": (-0.01, 1.0), "borderaxespad": 0.2}
-    style: dict[str, Any] = {**place, "columnspacing": 1.5, "handletextpad": 0.6, "fontsize": 8}
-    ax.legend(handles=keys, ncols=len(keys), frameon=False, **style)
+    ax.legend(
+        handles=keys,
+        ncols=len(keys),
+        frameon=False,
+        loc="lower left",
+        bbox_to_anchor=(-0.01, 1.0),
+        borderaxespad=0.2,
+        columnspacing=1.5,
+        handletextpad=0.6,
+        fontsize=8,
+    )

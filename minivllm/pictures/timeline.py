@@ -1,6 +1,6 @@
-"""What a `Trace` says of each request and of each block: the facts that `figures` draws.
+"""What a `Trace` says of each request and each block: the facts that `figures` draws.
 
-Leaves out drawing, so it needs nothing but the trace. Given (no notebook builds it).
+Does not draw, so it needs only the trace. Not built in the course.
 """
 
 from __future__ import annotations
@@ -55,17 +55,18 @@ class Row:
         if self.spans and self.spans[-1].phase == phase:
             start = self.spans.pop().start
         self.spans.append(Span(phase, start, max(start, step.end)))
-        self.num_tokens += chunk.samples
+        if chunk.samples:
+            self.num_tokens += 1
         self.next_position = chunk.start + chunk.length
         self.last_step = step.index
 
     def preempt(self, step: StepTrace) -> None:
-        """Its blocks were taken away: the next chunk begins at the front again."""
+        """The request lost its blocks: its next chunk begins at position 0 again."""
         self.preemptions.append(step.start)
         self.next_position = 0
 
     def finish(self, step: StepTrace) -> None:
-        """It ended in this step, or before it ever ran."""
+        """The request ended in this step, or before it ever ran."""
         if self.last_step != step.index - 1:
             self.wait_until(step.start)
         self.is_finished = True
@@ -136,22 +137,24 @@ def fullest_step(trace: Trace) -> StepTrace:
 
 
 def alt_text(trace: Trace) -> str:
-    """The demo figure in words, for those who cannot see it and for notebooks."""
+    """Describe the demo figure in words: its alternative text."""
     rows = request_rows(trace).values()
     if not trace.steps:
         return "An empty timeline: the engine has not run a step."
     full = fullest_step(trace)
-    parts = [
+    num_tokens = sum(row.num_tokens for row in rows)
+    most = max(len(step.chunks) for step in trace.steps)
+    num_hits = len([row for row in rows if row.cache_hits])
+    num_preemptions = sum(len(row.preemptions) for row in rows)
+    return (
         f"Timeline of {count(len(rows), 'request')} over {trace.steps[-1].end:.2f} seconds"
-        f" and {count(len(trace.steps), 'step')}, one row each:"
-        f" {count(sum(row.num_tokens for row in rows), 'token')} were generated.",
-        f"At most {count(max(len(step.chunks) for step in trace.steps), 'request')} ran at once.",
-        f"{count(sum(bool(row.cache_hits) for row in rows), 'request')} began with a prefix from"
-        f" the cache, {count(sum(len(row.preemptions) for row in rows), 'preemption')} happened.",
-        f"Below, the grid of KV blocks in step {full.index}: {num_blocks_in_use(full)} of"
-        f" {trace.num_blocks} in use, {len(full.cached_blocks)} cached, the others free.",
-    ]
-    return " ".join(parts)
+        f" and {count(len(trace.steps), 'step')}, one row each: {count(num_tokens, 'token')} were"
+        f" generated. At most {count(most, 'request')} ran at once."
+        f" {count(num_hits, 'request')} began with a prefix from the cache,"
+        f" {count(num_preemptions, 'preemption')} happened. Below, the grid of KV blocks in step"
+        f" {full.index}: {num_blocks_in_use(full)} of {trace.num_blocks} in use,"
+        f" {len(full.cached_blocks)} cached, the others free."
+    )
 
 
 def count(number: int, noun: str) -> str:
