@@ -4,8 +4,9 @@ r"""One benchmark on two trees of this project, side by side in one run.
     python benchmarks/compare.py --before /tmp/before --rounds 5 -- offline.py --workloads batch
 
 Everything behind `--` is a script of benchmarks/ with its own options. Each tree runs its own copy
-of the script, in a fresh process that imports the tree's own package. The trees take turns, and the
-order changes from round to round, so that a busy machine slows both.
+of the script, in the tree's folder and in a fresh process that imports the tree's own package, so
+paths among the options must be absolute. The trees take turns, and the order changes from round to
+round, so that a busy machine slows both.
 
 The ratios are after / before, of speeds and of process time: best of all rounds, median of all
 rounds, and the smallest and the largest ratio within one round. --json writes every figure.
@@ -50,6 +51,7 @@ def run_script(tree: Path, command: Sequence[str]) -> Figures:
         began = time.perf_counter()
         ran = subprocess.run(
             [sys.executable, str(script), *command[1:], "--json", str(path)],
+            cwd=tree,  # the workers of an engine import what lies here
             env={**os.environ, "PYTHONPATH": str(tree)},
             capture_output=True,
             text=True,

@@ -171,14 +171,11 @@ def block_grid(trace: Trace, step: int | None = None, ax: Axes | None = None) ->
         y, x = divmod(block - first, columns)
         own = owners.get(block, [])
         if own:
-            # Three shades tell the blocks of neighbouring requests apart.
-            _draw_block(ax, x, y, own[0][1], _block_text(own), number_of[own[0][0]] % 3)
+            _draw_owned(ax, x, y, own, number_of[own[0][0]])
         elif block in shown.cached_blocks:
             _draw_block(ax, x, y, "cached", "c")
         else:
             _draw_block(ax, x, y, "free")
-        if len(own) > 1:  # a frame shows it even where ×2 is too small to read
-            _square(ax, x, y, fill=False, edgecolor=PALETTE["ink"], linewidth=1.5, zorder=3)
     part = "" if end - first == trace.num_blocks else f" (drawn: {first} to {end - 1})"
     _label_axes(
         ax,
@@ -223,8 +220,13 @@ def _grid_height(trace: Trace) -> float:
     return 1.2 + num_rows * 0.9 * WIDTH / columns  # inches
 
 
-def _block_text(owners: list[tuple[str, Phase]]) -> str:
-    return owners[0][0] if len(owners) == 1 else f"×{len(owners)}"
+def _draw_owned(ax: Axes, x: int, y: int, owners: list[tuple[str, Phase]], number: int) -> None:
+    label, phase = owners[0]
+    text = label if len(owners) == 1 else f"×{len(owners)}"
+    # Three shades tell the blocks of neighbouring requests apart.
+    _draw_block(ax, x, y, phase, text, number % 3)
+    if len(owners) > 1:  # a frame shows it even where ×2 is too small to read
+        _square(ax, x, y, fill=False, edgecolor=PALETTE["ink"], linewidth=1.5, zorder=3)
 
 
 def _draw_block(ax: Axes, x: int, y: int, state: str, text: str = "", paler: int = 0) -> None:
