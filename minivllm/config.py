@@ -78,9 +78,6 @@ class EngineConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.model, os.PathLike):
-            directory = os.path.abspath(os.path.expanduser(self.model))
-            object.__setattr__(self, "model", directory)
         require_text("model", self.model)
         if self.model_path is not None:
             require_text("model_path", self.model_path)
@@ -164,6 +161,14 @@ def require_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     """Raise ValueError unless `value` is one of `choices`."""
     if value not in choices:
         raise ValueError(f"{name}={value!r} must be one of {', '.join(choices)}")
+
+
+def model_name(model: str | os.PathLike[str]) -> str:
+    """Return the name of a model; a path becomes absolute, so that it is never taken for a
+    built-in name or one on the Hub. `Path("~/x")` -> "/home/me/x"."""
+    if isinstance(model, os.PathLike):
+        return os.path.abspath(os.path.expanduser(model))
+    return model
 
 
 def replace(config: EngineConfig, **changes: Any) -> EngineConfig:

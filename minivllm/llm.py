@@ -19,7 +19,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from minivllm.config import EngineConfig
+from minivllm.config import EngineConfig, model_name
 from minivllm.engine import Engine, build_engine
 from minivllm.output.processor import OutputProcessor, ParentRequest, Stream, refusal
 from minivllm.output.prompts import (
@@ -29,7 +29,9 @@ from minivllm.output.prompts import (
     encode_chat,
     encode_prompt,
     is_conversation,
+    is_one_conversation,
     is_one_prompt,
+    params_for_each,
 )
 from minivllm.request import Request, RequestOutput, SamplingParams
 from minivllm.trace import Trace
@@ -49,7 +51,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str = "smollm2-135m",
+        model: str | os.PathLike[str] = "smollm2-135m",
         *,
         trace: bool = False,
         progress: bool = True,
@@ -61,7 +63,7 @@ class LLM:
         each step does. Raises ValueError for what cannot be loaded or does not fit, TypeError
         for an unknown setting.
         """
-        config = EngineConfig(model=model, **settings)
+        config = EngineConfig(model=model_name(model), **settings)
         engine = build_engine(config, trace=trace, progress=progress)
         requests = OutputProcessor(engine)
         engine.observe = requests.process
@@ -152,7 +154,7 @@ class LLM:
             options = (add_generation_prompt, chat_template_kwargs)
             return encode_chat(conversation, self.tokenizer, *options)
 
-        if not messages or is_conversation(messages):
+        if is_one_conversation(messages):
             return self._answer_all([messages], encode, sampling_params, use_tqdm, raises=True)
         return self._answer_all(list(messages), encode, sampling_params, use_tqdm)
 
@@ -168,7 +170,7 @@ class LLM:
         """`raises`: a prompt that is refused raises its error, instead of failing alone."""
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params()
-        params = _one_for_each(sampling_params, len(prompts))
+        params = params_for_each(sampling_params, len(prompts))
         ids: list[str] = []
         added: set[str] = set()
         refused: dict[str, RequestOutput] = {}
@@ -334,13 +336,3 @@ class LLM:
         """One thread at a time, and no Ctrl-C in the middle."""
         with self._lock, self.engine.interrupts.held():
             yield
-
-
-def _one_for_each(params: Any, count: int) -> list[SamplingParams]:
-    if isinstance(params, SamplingParams):
-        return [params] * count
-    if len(params) != count:
-        raise ValueError(
-            f"{count} prompts and {len(params)} sampling_params; give one for all or one for each"
-        )
-    return list(params)

@@ -8,6 +8,7 @@ import pytest
 
 from minivllm.config import (
     EngineConfig,
+    model_name,
     replace,
     require_bool,
     require_choice,
@@ -83,8 +84,8 @@ def test_limits_themselves_are_allowed(name, value):
 def test_a_path_is_an_absolute_directory(monkeypatch, tmp_path):
     """A `Path` never means a built-in name or the Hub; "~" is the home directory."""
     monkeypatch.chdir(tmp_path)
-    assert EngineConfig(model=Path("owner/name")).model == str(tmp_path / "owner" / "name")
-    assert EngineConfig(model=Path("~/x")).model == str(Path.home() / "x")
+    assert model_name(Path("owner/name")) == str(tmp_path / "owner" / "name")
+    assert model_name(Path("~/x")) == str(Path.home() / "x")
     with pytest.raises(ValueError, match="model=5"):
         EngineConfig(model=5)
 
