@@ -248,7 +248,7 @@ def decode_attention(
     max_seq_len: int,
     scale: float,
 ) -> Tensor:
-    """Compute attention of one query per request: `q [N, H, D]` -> `[N, H, D]`, in `q`'s dtype.
+    """Compute attention of one query per request: `q [N, H, D]` -> `[N, H, D]`, in its dtype.
 
     The caches are `[num_blocks, B, K, D]`. Request n sees the first `seq_lens[n]` positions of the
     blocks `block_table[n]`; slots behind them hold any finite numbers. `max_seq_len` is at least

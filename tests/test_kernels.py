@@ -192,7 +192,7 @@ HEADS = [(3, 64), (6, 96), (1, 80), (2, 128), (4, 256)]  # key/value heads, head
 
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 def test_store_kv_is_the_plain_one(heads: tuple[int, int]) -> None:
-    """Widths that are no power of two, keys by themselves and values as a view of merged rows,
+    """Widths that are not a power of two, keys by themselves and values as a view of merged rows,
     slots in any order; bit for bit."""
     num_heads, head_dim = heads
     rows = random(5, 3 * num_heads, head_dim).to(DEVICE)  # queries, keys, values
@@ -283,7 +283,7 @@ def test_rms_norm_rounds_before_the_weight_as_llama_does() -> None:
 
 @pytest.mark.parametrize("shape", [(1, 576), (7, 33), (5, 3, 64), (2, 1), (2, 1025)], ids=str)
 def test_rms_norm_is_the_plain_one(shape: tuple[int, ...]) -> None:
-    """Sizes that are no power of two, one row, each head by itself."""
+    """Sizes that are not a power of two, one row, each head by itself."""
     check("rms_norm", random(*shape), random(shape[-1], seed=1), 1e-5)
 
 
@@ -306,7 +306,7 @@ def test_add_rms_norm_gives_the_sum_and_its_norm() -> None:
 
 @pytest.mark.parametrize("shape", [(1, 576), (7, 33), (2, 1), (2, 1025)], ids=str)
 def test_add_rms_norm_is_the_plain_one(shape: tuple[int, int]) -> None:
-    """Sizes that are no power of two, one row."""
+    """Sizes that are not a power of two, one row."""
     check("add_rms_norm", random(*shape), random(*shape, seed=2), random(shape[1], seed=1), 1e-5)
 
 
@@ -352,7 +352,7 @@ ROPE_SHAPES = [(2, 2, 64), (9, 3, 64), (4, 2, 96), (3, 1, 80), (8, 1, 128), (2, 
 @pytest.mark.parametrize("shape", ROPE_SHAPES, ids=str)
 @pytest.mark.parametrize("has_norm", [False, True], ids=["llama", "qwen3"])
 def test_norm_rope_is_the_plain_one(has_norm: bool, shape: tuple[int, int, int]) -> None:
-    """Head sizes that are no power of two, all group sizes, different weights for q and k."""
+    """Head sizes that are not a power of two, all group sizes, different weights for q and k."""
     num_heads, num_kv_heads, head_dim = shape
     weights = (random(head_dim, seed=1), random(head_dim, seed=2)) if has_norm else (None, None)
     cos, sin = (table[20:] for table in ops.rope_table(RopeConfig(), head_dim, 23))

@@ -584,7 +584,7 @@ def test_attention_equals_the_naive_loop(mix: str, heads: tuple[int, int]) -> No
 
 @pytest.mark.parametrize("seed", range(6))
 def test_attention_equals_the_naive_loop_on_random_batches(seed: int) -> None:
-    """Random lengths, chunks and group sizes; head sizes that are no power of two."""
+    """Random lengths, chunks and group sizes; head sizes that are not a power of two."""
     pick = torch.Generator().manual_seed(seed)
 
     def number(low: int, high: int) -> int:
