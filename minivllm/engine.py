@@ -21,11 +21,15 @@ from minivllm.config import EngineConfig, known
 from minivllm.leader import Leader
 from minivllm.model_runner import ModelRunner, Pending
 from minivllm.prefix_cache import PrefixCache
-from minivllm.request import FinishReason, Request, SchedulerOutput
+from minivllm.request import INVALID_TOKEN, FinishReason, Request, SchedulerOutput
 from minivllm.scheduler import Scheduler
 from minivllm.text.generation_config import generation_defaults
 from minivllm.tokenizer import load_tokenizer
 from minivllm.trace import Trace
+
+
+def ignore(requests: list[Request]) -> None:
+    """Do nothing: the observer of an engine whose users only count tokens."""
 
 
 @dataclass
@@ -37,6 +41,8 @@ class Flight:
     pending: Pending | None = None  # None until the runner has taken it
     # Who owns which blocks in this step: ended requests give them back. Only for a trace.
     block_tables: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    # Called with the requests whose numbers overflowed, while they still own their blocks.
+    on_overflow: Callable[[list[Request]], None] = ignore
 
     def keep_block_tables(self) -> None:
         """Copy the block tables of its requests, before any of them changes."""
@@ -46,7 +52,12 @@ class Flight:
     def wait(self) -> list[int]:
         """Wait for the device; the token ids of the chunks that sample, in order."""
         assert self.pending is not None, "a flight is read after it was launched"
-        return self.pending.wait()
+        token_ids = self.pending.wait()
+        if INVALID_TOKEN in token_ids:
+            sampling = [chunk.request for chunk in self.output.chunks if chunk.samples]
+            pairs = zip(sampling, token_ids, strict=True)
+            self.on_overflow([request for request, i in pairs if i == INVALID_TOKEN])
+        return token_ids
 
     def keep_logprobs(self) -> None:
         """Give each request the log-probabilities of the token it has just got, if it asked."""
@@ -124,10 +135,6 @@ class Interrupts:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.noted += 1
-
-
-def ignore(ended: list[Request]) -> None:
-    """The observer of an engine that only counts tokens."""
 
 
 @dataclass
@@ -299,7 +306,7 @@ class Engine:
 
     def _new_flight(self, output: SchedulerOutput, started: float) -> Flight:
         """A step that is about to be launched, with what the trace wants to know of it."""
-        flight = Flight(output, started)
+        flight = Flight(output, started, on_overflow=self._wipe)
         if self.trace is not None:
             flight.keep_block_tables()
         return flight
@@ -311,6 +318,16 @@ class Engine:
                 f"{self.scheduler} cannot do anything in this step; this is a bug in the engine,"
                 " not in your requests. Please report it with the settings in llm.config"
             )
+
+    def _wipe(self, requests: list[Request]) -> None:
+        """Forget and clear the blocks of requests whose numbers overflowed. Attention multiplies
+        masked entries by 0, and 0 times NaN would reach whichever request gets the block next."""
+        pool = self.memory.pool
+        for request in requests:
+            blocks = [block for block in request.block_table if pool.ref_counts[block] == 1]
+            for block in blocks:
+                pool.prefixes.forget(block)
+            self.runner.wipe(blocks)
 
     def _vacate(self, output: SchedulerOutput, now: float) -> None:
         """Free the rows of requests that no longer run; the next read reports the failed ones."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -37,6 +37,7 @@ class StepMessage:
     # request, start, length, whether it samples, whether it decodes: see `request.Chunk`
     chunks: list[tuple[int, int, int, bool, bool]]
     is_plain: bool  # see `rows.StepPlan`
+    wiped: list[int] = field(default_factory=list)  # blocks to clear first: `ModelRunner.wipe`
 
     def encode(self) -> bytes:
         """JSON: readable, and unlike a pickle nothing in it is ever run."""
@@ -115,6 +116,7 @@ class Leader:
         self.runner = runner
         self.group = group
         self.directory = Directory()
+        self.wiped: list[int] = []  # blocks that the workers clear before the next step
 
     @property
     def model(self) -> Any:
@@ -125,8 +127,11 @@ class Leader:
     def launch(self, chunks: Sequence[Chunk]) -> Pending:
         """Start one step on all ranks; like `ModelRunner.launch`."""
         plan = self.runner.plan(chunks)
+        message = self.directory.describe(chunks, plan.is_plain)
+        message.wiped = self.wiped
+        self.wiped = []
         with self.group.unbroken():
-            self.group.send(self.directory.describe(chunks, plan.is_plain).encode())
+            self.group.send(message.encode())
             pending = self.runner.step(plan)
         if pending.copied is not None:
             pending.copied = WatchedEvent(pending.copied, self.group.check)
@@ -136,6 +141,11 @@ class Leader:
         """The request no longer runs: its row is free on all ranks."""
         self.runner.release(request)
         self.directory.release(request)
+
+    def wipe(self, block_ids: Sequence[int]) -> None:
+        """Clear blocks on all ranks; see `ModelRunner.wipe`."""
+        self.runner.wipe(block_ids)
+        self.wiped += block_ids
 
     def close(self) -> None:
         """Release the graphs, then end the workers. No step may follow."""
@@ -195,6 +205,8 @@ class Follower:
 
     def hear(self, message: StepMessage) -> None:
         """Bring `requests` up to date, and give the rows of the released ones back."""
+        if message.wiped:
+            self.runner.wipe(message.wiped)
         for number in message.released:
             self.runner.release(self.requests.pop(number))
         for number, token_ids in message.new_tokens:

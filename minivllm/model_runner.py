@@ -23,7 +23,7 @@ from minivllm.block_manager import blocks_for
 from minivllm.config import EngineConfig, known
 from minivllm.kv_cache import allocate_kv_cache
 from minivllm.model_config import ModelConfig
-from minivllm.request import Chunk, Logprob, Request
+from minivllm.request import INVALID_TOKEN, Chunk, Logprob, Request
 from minivllm.rows import Rows, SamplingRows, StepPlan, TokenLogprobs, to_device
 from minivllm.step_input import gather, padding_plan, scatter
 
@@ -253,7 +253,8 @@ class ModelRunner:
         logits = self.graphs.run(self.forward, plan)
         token_ids = self.sample_tokens(plan, logits)
         num_logprobs = [params.logprobs for params in plan.params]
-        return Pending.fetch(token_ids, self._rank(logits, token_ids, num_logprobs), num_logprobs)
+        ranked = self._rank(logits, token_ids.clamp(min=0), num_logprobs)
+        return Pending.fetch(token_ids, ranked, num_logprobs)
 
     def forward_and_sample(self, plan: StepPlan) -> Tensor:
         """The sampled tokens `[S]`, which are in the rows as well."""
@@ -287,11 +288,17 @@ class ModelRunner:
         return self.model.logits(hidden if plan.is_decode else hidden[inputs.last])
 
     def sample_tokens(self, plan: StepPlan, logits: Tensor) -> Tensor:
-        """The second half: choose the tokens `[S]`, and write them into the rows as well."""
+        """The second half: choose the tokens `[S]`, and write them into the rows as well.
+
+        Where the logits are not finite, INVALID_TOKEN is returned in the token's place; the rows
+        get the token, since the next step may run before the host notices.
+        """
         positions = (plan.starts + plan.lengths)[plan.sampling]
         token_ids = self.sample(logits, self.rows.settings(plan), positions)
         scatter(self.rows, plan, token_ids)
-        return token_ids
+        # A hidden state that overflowed makes all logits of its row NaN: one of them tells.
+        is_valid = logits.gather(1, token_ids[:, None])[:, 0].isfinite()
+        return torch.where(is_valid, token_ids, INVALID_TOKEN)
 
     def _rank(
         self, logits: Tensor, token_ids: Tensor, num_logprobs: list[int | None]
@@ -310,3 +317,8 @@ class ModelRunner:
     def release(self, request: Request) -> None:
         """Free the row of a request that no longer runs (finished, preempted or aborted)."""
         self.rows.release(request)
+
+    def wipe(self, block_ids: Sequence[int]) -> None:
+        """Make blocks finite again that a request with overflowed numbers has written."""
+        blocks = to_device(block_ids, torch.int64, self.device)
+        self.kv_cache.index_fill_(2, blocks, 0)

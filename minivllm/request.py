@@ -20,6 +20,7 @@ MAX_N = 1024  # answers to one prompt
 MAX_LOGPROBS = 20  # alternatives per token
 MAX_LOGIT_BIAS = 100.0  # already makes a token certain or impossible
 MAX_STOP_STRINGS = 64
+INVALID_TOKEN = -1  # what the runner reports where the model's logits are not finite
 MAX_STOP_LENGTH = 1024  # characters: text is held back while it could become a stop string
 MAX_COUNT = 2**31 - 1  # tokens: more than any vocabulary or answer has
 MAX_TEMPERATURE = 1e6  # long before it all tokens are equally likely

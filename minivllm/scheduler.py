@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Protocol
 
-from minivllm.request import Chunk, FinishReason, Request, SchedulerOutput
+from minivllm.request import INVALID_TOKEN, Chunk, FinishReason, Request, SchedulerOutput
 
 
 class Memory(Protocol):
@@ -253,14 +253,26 @@ class Scheduler:
             token_id = next(sampled) if chunk.samples else None
             # A request that ended while this step was in flight ignores the step's token.
             if token_id is not None and not request.is_finished:
-                request.token_ids.append(token_id)
-                request.finish_reason = finish_reason(request)
+                self._take_token(request, token_id)
                 if request.is_finished:
                     finished.append(request)
-            self.memory.publish(request, chunk.end)
+            if request.error is None:
+                self.memory.publish(request, chunk.end)
             self._free_if_finished(request)
         self._remove(finished)
         return finished
+
+    def _take_token(self, request: Request, token_id: int) -> None:
+        """Append a sampled token, or end the request if the model computed none."""
+        if token_id == INVALID_TOKEN:
+            request.finish_reason = "error"
+            request.error = (
+                f"the model's logits for token {request.num_output_tokens} of the answer are not"
+                ' finite: numbers overflowed; try dtype="bfloat16" or dtype="float32"'
+            )
+            return
+        request.token_ids.append(token_id)
+        request.finish_reason = finish_reason(request)
 
     def _remove(self, finished: list[Request]) -> None:
         """Remove finished requests from the queues."""

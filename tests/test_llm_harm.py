@@ -165,3 +165,34 @@ def test_a_fork_is_told_to_make_its_own(path):
         os.close(write)
         assert b"spawn" in os.read(read, 1000)
         os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["serial", "overlapped"])
+@pytest.mark.parametrize("temperature", [0, 1], ids=["greedy", "random"])
+def test_numbers_that_overflow_end_their_request_alone(path, overlap, temperature):
+    """With an error that says so; the others, and all who get its blocks later, go on."""
+    with LLM(path, overlap=overlap, **SETTINGS) as llm:
+        expected = {prompt: answers_of(llm, [prompt])[0] for prompt in PROMPTS}
+        poisoned = llm.tokenizer.encode("zz")[0]
+        embedding = llm.engine.runner.model.model.embed_tokens
+        forward = embedding.forward
+
+        def overflowing(input_ids):
+            out = forward(input_ids)
+            out[input_ids == poisoned] = float("nan")
+            return out
+
+        embedding.forward = overflowing
+        params = SamplingParams(temperature=temperature, max_tokens=6, ignore_eos=True)
+        bad = {"prompt_token_ids": [*llm.tokenizer.encode("abcdefgh"), poisoned] * 2}
+        first, second, third = llm.generate([PROMPTS[1], bad, PROMPTS[3]], [GREEDY, params, GREEDY])
+        assert second.outputs[0].finish_reason == "error"
+        assert "not finite" in second.error and "dtype" in second.error
+        assert second.outputs[0].token_ids == []
+        assert first.outputs[0].token_ids == expected[PROMPTS[1]]
+        assert third.outputs[0].token_ids == expected[PROMPTS[3]]
+        embedding.forward = forward
+        assert bool(llm.engine.runner.kv_cache.isfinite().all())
+        for prompt in PROMPTS:
+            assert answers_of(llm, [prompt])[0] == expected[prompt]
+        assert_nothing_is_left(llm)
