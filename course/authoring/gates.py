@@ -125,7 +125,8 @@ def different_files(chapter: str, folder: Path) -> Problems:
     paths = sorted((files.root() / "minivllm").rglob("*.py"))
     return [
         f"{chapter}: its build cells do not give {path.relative_to(files.root())} back byte for"
-        " byte. Was a function edited since the last build? python -m course build; else look at its layout"
+        " byte. Was a function edited since the last build? Run python -m course build; else look"
+        " at its layout"
         for path in paths
         if path.read_bytes() != (folder / path.relative_to(files.root())).read_bytes()
     ]
