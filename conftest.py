@@ -66,7 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
             option.nbval_cell_timeout = CELL_LIMIT
         RunningKernel.await_reply = await_reply
         for text in ("Non-unique cell id", "Cell is missing an id field"):
-            # A learner copied cells: nbformat repairs that, and it is no fault of their code.
+            # A learner copied cells: nbformat repairs that, and their code is not at fault.
             config.addinivalue_line("filterwarnings", f"ignore:{text}")
     if getattr(option, "dist", "no") in ("load", "worksteal"):
         option.dist = "loadfile"  # the cells of a notebook share one kernel

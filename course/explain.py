@@ -84,7 +84,7 @@ def explain(
 def _of_assert(
     statement: ast.Assert, text: str, name: str, frame: FrameType, sides: Compared | None
 ) -> dict[str, Any]:
-    """hint, came, expected, and looked where the value is no result of the exercise."""
+    """hint, came, expected, and looked where the value is not a result of the exercise."""
     hint, _, rest = ("\n" + text).partition("\nassert ")
     first, test = rest.split("\n", 1)[0], statement.test
     subject: ast.expr = test

@@ -51,18 +51,19 @@ def read(path: Path) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """Replace a file in one step; its time of change is in another second than before.
+    """Replace or make a file in one step; its time of change is in another second than before.
 
     Compiled code is kept by whole seconds and size: without that, Python may go on with the
     old one.
     """
     temporary = ""
     try:
-        stamp = max(time.time(), int(path.stat().st_mtime) + 1)
+        old = path.stat() if path.exists() else None
+        stamp = max(time.time(), int(old.st_mtime) + 1) if old else time.time()
         handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
         with os.fdopen(handle, "wb") as file:
             file.write(text.encode("utf-8"))
-        os.chmod(temporary, path.stat().st_mode)
+        os.chmod(temporary, old.st_mode if old else 0o644)
         os.utime(temporary, (stamp, stamp))
         os.replace(temporary, path)
     except OSError as error:

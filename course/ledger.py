@@ -56,7 +56,7 @@ def ledger() -> Iterator[Book]:
             before = json.dumps(book)
             yield book
             if json.dumps(book) != before:
-                _write(path, book)
+                files.write(path, json.dumps(book, indent=1))
     except Timeout:
         raise files.CourseError(
             f"Another notebook has been writing for {LOCK_LIMIT} s. "
@@ -84,9 +84,3 @@ def _read(path: Path) -> Book:
         "Your code is untouched; run your checks again to have them counted."
     )
     return {}
-
-
-def _write(path: Path, book: Book) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(book, indent=1), "utf-8")
-    os.replace(temporary, path)

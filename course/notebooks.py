@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+from course import files
 
 Cell = Any  # nbformat's NotebookNode: a dict whose keys are attributes too
 Notebook = Any
@@ -32,11 +32,7 @@ def as_text(nb: Notebook) -> str:
 def write_notebook(path: Path, text: str) -> None:
     """Write a notebook's file at once or not at all."""
     path.parent.mkdir(exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    with os.fdopen(handle, "wb") as file:
-        file.write(text.encode())
-    os.chmod(name, path.stat().st_mode if path.exists() else 0o644)
-    os.replace(name, path)
+    files.write(path, text)
 
 
 def notebook_of(text: str) -> Notebook:

@@ -120,6 +120,9 @@ def _adopt(old: Any, new: Any, module: str) -> Any:
     if isinstance(old, FunctionType) and callable(new) and not isinstance(new, type):
         _adopt_function(old, new)
         return old
+    if isinstance(old, (staticmethod, classmethod)) and type(old) is type(new):
+        function = _adopt(old.__func__, new.__func__, module)
+        return old if function is old.__func__ else new
     if isinstance(old, type) and isinstance(new, type) and _fits(old, new):
         _adopt_class(old, new)
         return old
@@ -195,26 +198,20 @@ def _adopt_class(old: type, new: type) -> None:
         if isinstance(value, LAYOUT) or name == "_abc_impl":
             continue
         before = vars(old).get(name)
-        if isinstance(before, (staticmethod, classmethod)) and type(before) is type(value):
-            _adopt(before.__func__, value.__func__, old.__module__)
-            continue
-        value = _adopt(before, value, old.__module__)
-        if value is not before:
-            setattr(old, name, value)
+        adopted = _adopt(before, value, old.__module__)
+        if adopted is not before:
+            setattr(old, name, adopted)
     for name in vars(old).keys() - vars(new).keys():
         delattr(old, name)
 
 
 def _functions_in(value: Any) -> Iterator[FunctionType]:
     """The functions that an attribute of a class consists of: of a property, of a decorator."""
-    inside = [
-        getattr(value, name, None) for name in ("fget", "fset", "fdel", "func", "__wrapped__")
-    ]
-    for function in (value, *inside):
-        if isinstance(function, FunctionType):
-            yield function
-            if function is not value:
-                yield from _functions_in(function)
+    if isinstance(value, FunctionType):
+        yield value
+    for name in ("fget", "fset", "fdel", "func", "__wrapped__"):
+        if isinstance(inner := getattr(value, name, None), FunctionType):
+            yield from _functions_in(inner)
 
 
 def _point_to(function: FunctionType, old: type, new: type) -> None:

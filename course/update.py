@@ -10,7 +10,6 @@ What cannot be laid stays in `.course/carry/`.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 from collections.abc import Iterator, Sized
@@ -82,9 +81,7 @@ def put_aside(carry: Path, tree: Path, functions: dict[str, str]) -> str:
     for path in edited:
         shutil.copy2(path, carry / "notebooks")
     # Last and at once: from here on the next call goes on instead of beginning anew.
-    temporary = carry / "functions.tmp"
-    temporary.write_text(json.dumps(functions, indent=1), "utf-8")
-    os.replace(temporary, carry / "functions.json")
+    files.write(carry / "functions.json", json.dumps(functions, indent=1))
     return f"Put aside: {count(functions, 'function')}, {count(edited, 'notebook')}."
 
 

@@ -8,7 +8,7 @@ import pytest
 from toy_course import ANSWERS, LESSON, PACKAGE, course, executed_toy, git, write_answer
 
 from course.authoring import build
-from course.exercises import CourseError
+from course.files import CourseError
 from course.notebooks import as_text as text_of
 from course.notebooks import is_edited, new_cell, read_notebook, write_notebook
 

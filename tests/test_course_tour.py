@@ -8,7 +8,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from course import exercises as ex
 from course import sandbox
 from course.check import run_tests
-from course.exercises import HOME
+from course.files import HOME
 from course.verdict import verdict
 
 pytestmark = pytest.mark.course

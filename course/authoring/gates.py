@@ -125,8 +125,8 @@ def different_files(chapter: str, folder: Path) -> Problems:
     paths = sorted((files.root() / "minivllm").rglob("*.py"))
     return [
         f"{chapter}: its build cells do not give {path.relative_to(files.root())} back byte for"
-        " byte. Was a function edited since the last build? python -m course build; else look at"
-        " its layout"
+        " byte. Was a function edited since the last build? Run python -m course build; else look"
+        " at its layout"
         for path in paths
         if path.read_bytes() != (folder / path.relative_to(files.root())).read_bytes()
     ]
@@ -188,7 +188,9 @@ def mistakes_caught(chapters: list[str]) -> Problems:
             if mistake.name in library:
                 library[mistake.name].append(mistake)
             else:
-                problems.append(f"{file}: {mistake.name} is no exercise of it: correct the name")
+                problems.append(
+                    f"{file}: {mistake.name} is not one of its exercises: correct the name"
+                )
     problems += [
         f"{name} has no wrong answer. Add one that people give to course/mistakes/"
         for name, mistakes in library.items()

@@ -99,7 +99,7 @@ def output_problems(output: Any, cell: Any) -> Iterator[str]:
 
 
 def text_problems(text: str, path: Path) -> Iterator[str]:
-    """The same for Markdown; code in it is no text."""
+    """The same for Markdown; code in it is left out."""
     for pattern in (FENCE, CODE, COMMENT):
         text = pattern.sub("", text)
     for alt, target in IMAGE.findall(text):
