@@ -2,8 +2,8 @@
 
 One model for Llama, Mistral, Qwen2 and Qwen3; the flags of `ModelConfig` are the whole
 difference. Tokens of all requests lie flat in one row, without padding: only `attend` knows
-which token belongs to which request. Leaves out the key/value cache (the runner owns it), the
-arithmetic (`ops` holds it) and training. Notebook 05.
+which token belongs to which request. Does not handle the key/value cache (see `model_runner`), the
+arithmetic (see `ops`) or training. Notebook 05.
 
 Tensor letters: T tokens, N requests, H query heads, K key/value heads, D head dimension,
 V vocabulary, I MLP width.
@@ -11,7 +11,7 @@ V vocabulary, I MLP width.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -60,8 +60,35 @@ class Attend(Protocol):
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
 
 
+GROUP = 32  # weights of a row that share a scale and a minimum
+
+
+class Codes(NamedTuple):
+    """A weight `[m, n]` as whole numbers, the way that a quantized checkpoint stores it.
+
+    weight = code * scale + minimum; 32 weights of a row are a group, with a scale and a minimum.
+    Example: with scale 0.25 and minimum -1, the codes 0, 1, ..., 15 are -1, -0.75, ..., 2.75.
+    """
+
+    # uint8 [m, n / 32, 32]: 8 bits each; or [m, n / 32, 16]: 4 bits each, where byte i of a group
+    # holds weight i in its lower half and weight 16 + i in its upper half.
+    codes: Tensor
+    scales: Tensor  # float32 [m, n / 32, 2]: scale and minimum
+
+    @property
+    def bits(self) -> int:
+        """Bits of a code, 4 or 8."""
+        return self.codes.shape[2] // 4
+
+
 class Linear(nn.Module):
-    """`x [T, in] -> [T, out]`; weight `[out, in]`, bias `[out]` where the checkpoint has one."""
+    """`x [T, in] -> [T, out]`; weight `[out, in]`, bias `[out]` where the checkpoint has one.
+
+    `codes` is the weight once more where the checkpoint is quantized; a device's room may put
+    another kind of product here that uses them.
+    """
+
+    codes: Codes | None = None
 
     def __init__(self, in_size: int, out_size: int, bias: bool, ops: Ops) -> None:
         super().__init__()
@@ -77,6 +104,8 @@ class Linear(nn.Module):
 class Embedding(nn.Module):
     """`input_ids [T] -> [T, hidden]`: row `input_ids[t]` of the weight `[V, hidden]`."""
 
+    codes: Codes | None = None  # as in `Linear`: a tied output layer multiplies with them
+
     def __init__(self, num_rows: int, size: int, ops: Ops) -> None:
         super().__init__()
         self.ops = ops
@@ -87,6 +116,47 @@ class Embedding(nn.Module):
         return self.ops.embed(input_ids, self.weight)
 
 
+class Stream:
+    """The residual stream `[T, hidden]`: norms read it, layers add to it.
+
+    `stream + y` only notes y: the norm that reads the stream next makes the sum in the same pass
+    over the memory (`ops.add_rms_norm`). Everywhere else it acts like the tensor of the sum.
+    Source: the residual that vLLM's layers pass on beside the hidden states.
+    """
+
+    def __init__(self, total: Tensor, added: Tensor | None = None) -> None:
+        self.total = total
+        self.added = added
+
+    def __add__(self, y: Tensor) -> Stream:
+        return Stream(self.tensor(), y)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tensor(), name)
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, kinds: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        args = [x.tensor() if isinstance(x, Stream) else x for x in args]
+        return function(*args, **(kwargs or {}))
+
+    def tensor(self) -> Tensor:
+        """The sum so far."""
+        if self.added is not None:
+            self.total = self.total + self.added
+            self.added = None
+        return self.total
+
+    def normed(self, ops: Ops, weight: Tensor, eps: float) -> Tensor:
+        """`ops.rms_norm` of the sum so far, which is made on the way."""
+        if self.added is None:
+            return ops.rms_norm(self.total, weight, eps)
+        self.total, normed = ops.add_rms_norm(self.total, self.added, weight, eps)
+        self.added = None
+        return normed
+
+
 class RMSNorm(nn.Module):
     """`x [..., size]` -> the same shape, with root mean square 1 times the weight `[size]`."""
 
@@ -95,13 +165,17 @@ class RMSNorm(nn.Module):
         self.ops, self.eps = ops, eps
         self.weight = empty_parameter(size)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor | Stream) -> Tensor:
         """Normalise the last axis; see `ops.rms_norm`."""
+        if isinstance(x, Stream):
+            return x.normed(self.ops, self.weight, self.eps)
         return self.ops.rms_norm(x, self.weight, self.eps)
 
-    def after_add(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """`x + y` and the norm of it; see `ops.add_rms_norm`."""
-        return self.ops.add_rms_norm(x, y, self.weight, self.eps)
+    def after_add(self, x: Tensor | Stream, y: Tensor) -> tuple[Tensor | Stream, Tensor]:
+        """`x + y` and the norm of it. Layers that learners built before there was a `Stream` call
+        this."""
+        total = x + y
+        return total, self(total)
 
 
 class Attention(nn.Module):
@@ -182,10 +256,8 @@ class DecoderLayer(nn.Module):
         Each of them reads the current stream, normalised; `x` itself is unchanged. Example: if
         attention always returns 1 and the MLP 10, a stream of 5 becomes 16, whatever the norms do.
         """
-        attended = self.self_attn(self.input_layernorm(x), cos, sin, attend)
-        # The sum and its norm in one go: on a GPU one pass over the memory less.
-        x, normed = self.post_attention_layernorm.after_add(x, attended)
-        return x + self.mlp(normed)
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, attend)
+        return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class Decoder(nn.Module):
@@ -200,7 +272,7 @@ class Decoder(nn.Module):
 
     def forward(self, input_ids: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         """`input_ids [T]`, `cos, sin [T, D/2]` -> `[T, hidden]` after the final norm."""
-        x = self.embed_tokens(input_ids)
+        x = Stream(self.embed_tokens(input_ids))
         for layer in self.layers:
             x = layer(x, cos, sin, attend)
         return self.norm(x)

@@ -1,9 +1,9 @@
 """The tensor operations of a decoder in plain PyTorch: they run everywhere, and they are the
 oracle that the faster kernels of the same names and signatures are tested against.
 
-Leaves out fusion and everything that only one kind of device can do. Notebook 05 builds
-`rms_norm`, `silu_mul`, `apply_rope` and `prefill_attention`, notebook 06 `slot_mapping` and
-`decode_attention`; the rest is given. Notebook 07 writes kernels to the signatures.
+Does not handle fusion or anything that only one kind of device can do (see `cpu` and `gpu`).
+Notebook 05 builds `rms_norm`, `silu_mul`, `apply_rope` and `prefill_attention`, notebook 06
+`slot_mapping` and `decode_attention`. Notebook 07 writes kernels to the signatures.
 
 Tensor letters: T tokens, N requests, H query heads, K key/value heads, G = H // K query heads
 per key/value head, D head dimension, I MLP width, B block size, S key positions.
@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -178,10 +177,12 @@ class AttentionMetadata:
     query_starts: Tensor  # [N + 1] int32
     seq_lens: Tensor  # [N] int32
     num_decodes: int  # the first requests, with one token each
-    # Known on the host, so that nobody has to ask the device; both may be larger than needed.
+    # Known on the host, so that no kernel waits for the device; both may be larger than needed.
     max_query_len: int
     max_seq_len: int
-    split: Any = None  # what a kernel finds out in the first layer and keeps for the others
+    # How the decodes' keys are split, for kernels that plan it: made in the first layer that needs
+    # it (`gpu.ops.attention`), then the same in all.
+    split: object | None = None
 
     @property
     def is_decode(self) -> bool:
@@ -190,33 +191,40 @@ class AttentionMetadata:
 
 
 def attention(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    metadata: AttentionMetadata,
-    scale: float,
-    decode: Callable[..., Tensor] | None = None,
-    prefill: Callable[..., Tensor] | None = None,
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float
 ) -> Tensor:
     """Each query attends to the keys of its own request up to its own position.
 
     `q [T, H, D]` holds the new tokens of all requests one after the other; the caches
     `[num_blocks, B, K, D]` hold their keys and values already. Scores are multiplied by
-    `scale`. `decode` and `prefill` do the two kinds of requests: by default
-    `decode_attention` and `prefill_attention`. Returns `[T, H, D]`.
-    Source: Kwon et al. 2023, arXiv 2309.06180.
+    `scale`. Returns `[T, H, D]`. Source: Kwon et al. 2023, arXiv 2309.06180.
     """
-    decode, prefill = decode or decode_attention, prefill or prefill_attention
+    return attend_with(decode_attention, prefill_attention, q, k_cache, v_cache, metadata, scale)
+
+
+def attend_with(
+    decode: Callable[..., Tensor],
+    prefill: Callable[..., Tensor],
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    metadata: AttentionMetadata,
+    scale: float,
+) -> Tensor:
+    """`attention`: all requests with one token by one call of `decode`, the others one by one by
+    `prefill`, functions like `decode_attention` and `prefill_attention`."""
     num_decodes, table, seq_lens = metadata.num_decodes, metadata.block_table, metadata.seq_lens
     longest = metadata.max_seq_len
     if metadata.is_decode:
         return decode(q, k_cache, v_cache, table, seq_lens, longest, scale)
-    out, first = torch.empty_like(q), slice(num_decodes)
+    out = torch.empty_like(q)
     if num_decodes > 0:
+        first = slice(num_decodes)
         out[first] = decode(
             q[first], k_cache, v_cache, table[first], seq_lens[first], longest, scale
         )
-    starts, lens = metadata.query_starts.tolist(), seq_lens.tolist()
+    starts = metadata.query_starts.tolist()
+    lens = seq_lens.tolist()
     for n in range(num_decodes, len(lens)):
         rows = slice(starts[n], starts[n + 1])
         k = gather_blocks(k_cache, table[n : n + 1], lens[n])[0]

@@ -1,9 +1,9 @@
 """Tensor parallelism: a model cut into shards, one for each rank, that compute each step together.
 
-A product whose outputs are cut needs nobody else (column parallel); one whose inputs are cut gives
-a part of every sum, and the parts are added up over the ranks (row parallel). Attention and MLP are
-one of each: two sums a layer. Leaves out the processes (`distributed`) and what is computed when
-(`leader`). Notebook 09.
+A product whose outputs are cut needs no other rank (column parallel); one whose inputs are cut
+gives a part of every sum, and the parts are added up over the ranks (row parallel). Attention and
+MLP are one of each: two sums a layer. Does not handle processes (see `distributed`) or what is
+computed when (see `leader`). Notebook 09.
 
 Tensor letters: T tokens, N requests, R ranks; H, K, D, V, I as in `model`, of the whole model.
 
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from minivllm.checkpoint.weights import StoredTensor, Take, load_model
-from minivllm.model import CausalLM, Embedding, Linear
+from minivllm.model import GROUP, CausalLM, Embedding, Linear
 from minivllm.model_config import ModelConfig
 from minivllm.model_runner import Sample
 from minivllm.rows import SamplingRows
@@ -191,12 +191,28 @@ def take_part(config: ModelConfig, rank: int, size: int) -> Take:
         part = part_of(name, config, rank, size)
         if part is None:
             return stored[:]
+        if part.dim == 1 and name.endswith((".codes", ".scales")):
+            part = groups_of(part, size)
         if (found := stored.shape[part.dim]) != part.whole:
             wanted = f"{part.whole} in dimension {part.dim}"
             raise ValueError(f"{name} has {found} entries, but config.json asks for {wanted}")
         return cut(stored, part)
 
     return take
+
+
+def groups_of(columns: Part, size: int) -> Part:
+    """A part of a weight's columns, counted in the groups of 32 that share a scale in `Codes`.
+
+    Raises ValueError for a part that begins or ends within a group.
+    """
+    numbers = (columns.start, columns.stop, columns.whole)
+    if any(number % GROUP for number in numbers):
+        raise ValueError(
+            f"tensor_parallel_size={size} cuts columns {columns.start} to {columns.stop} out of"
+            f" {columns.whole}, but quantized weights come in groups of {GROUP}: take fewer ranks"
+        )
+    return Part(columns.dim, *(number // GROUP for number in numbers))
 
 
 # -- the layers -------------------------------------------------------------------------------
@@ -296,6 +312,7 @@ def tied_head(embedding: Embedding) -> Linear:
     with torch.device("meta"):  # no memory: the weight is there already
         head = Linear(hidden_size, num_rows, False, embedding.ops)
     head.weight = embedding.weight
+    head.codes = embedding.codes
     return head
 
 

@@ -1,12 +1,12 @@
 """Whose kernels an engine runs on: the settings' `attention_backend` and what it stands for.
 
-    name         device   operations   the model is     sampler
-    torch        any      ops          left as it is    sampler.sample
-    cpu          CPU      cpu_ops      packed.pack      sampler.sample
-    triton       GPU      gpu_ops      gpu_model.fuse   sampler.sample_gumbel with a kernel
-    flash_attn   GPU      the same, but the attention of flash-attn
+    name         device   operations            products       sampler
+    torch        any      ops                   plain          sampler.sample
+    cpu          CPU      cpu.ops               cpu.packed's   sampler.sample
+    triton       GPU      gpu.ops               plain          sampler.sample_gumbel with a kernel
+    flash_attn   GPU      gpu.flash_attention   plain          the same
 
-Given (no notebook builds it).
+Not built in the course.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import importlib.util
 import os
 from collections.abc import Callable
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -23,10 +22,12 @@ import torch
 from minivllm import ops, sampler
 from minivllm.cpu import ops as cpu_ops
 from minivllm.cpu.packed import pack
-from minivllm.gpu.flash_attention import attention, why_not
-from minivllm.gpu.fused import fuse
 from minivllm.model import CausalLM
 from minivllm.model_runner import Sample
+
+
+def _as_it_is(model: CausalLM) -> CausalLM:
+    return model
 
 
 class Backend(NamedTuple):
@@ -34,7 +35,7 @@ class Backend(NamedTuple):
 
     ops: Any  # see `model.Ops` and `model_runner.RunnerOps`
     sample: Sample
-    prepare: Callable[[CausalLM], CausalLM]  # changes a loaded model in place, and returns it
+    prepare: Callable[[CausalLM], CausalLM] = _as_it_is  # changes a loaded model, and returns it
     # Whether a CUDA graph can hold the attention over prompts: torch's asks for their lengths.
     captures_prompts: bool = False
 
@@ -56,8 +57,8 @@ def choose_backend(
 
 def _best(device: torch.device, block_size: int, head_dim: int, dtype: torch.dtype) -> str:
     order = ("flash_attn", "triton", "torch") if device.type == "cuda" else ("cpu", "torch")
-    rest = (device, block_size, head_dim, dtype)
-    return next(name for name in order if _problem(name, *rest) is None)
+    settings = (device, block_size, head_dim, dtype)
+    return next(name for name in order if _problem(name, *settings) is None)
 
 
 def _problem(
@@ -73,22 +74,26 @@ def _problem(
         return f"it runs on an NVIDIA GPU, and the device is {device}"
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed (pip install triton; Linux only)"
-    return why_not(block_size, head_dim, dtype) if name == "flash_attn" else None
+    if interpreted and dtype == torch.bfloat16:
+        return "Triton's interpreter computes bfloat16 wrongly; set dtype='float32'"
+    if name == "flash_attn":
+        from minivllm.gpu.flash_attention import why_not
+
+        return why_not(block_size, head_dim, dtype)
+    return None
 
 
 def load_backend(name: str) -> Backend:
     """The operations and the sampler of a backend that `choose_backend` has allowed."""
     if name == "torch":
-        return Backend(ops, sampler.sample, lambda model: model)
+        return Backend(ops, sampler.sample)
     if name == "cpu":
         return Backend(cpu_ops, sampler.sample, pack)
     # Imported here alone: Triton is not everywhere.
+    from minivllm.gpu import flash_attention
     from minivllm.gpu import ops as gpu_ops
     from minivllm.gpu.sampling_kernels import gumbel_sample
 
-    step_ops: Any = gpu_ops
-    if name == "flash_attn":
-        step_ops = SimpleNamespace(**{n: getattr(gpu_ops, n) for n in gpu_ops.__all__})
-        step_ops.attention = attention
+    step_ops = flash_attention if name == "flash_attn" else gpu_ops
     sample = partial(sampler.sample_gumbel, gumbel=gumbel_sample)
-    return Backend(step_ops, sample, fuse, captures_prompts=True)
+    return Backend(step_ops, sample, captures_prompts=True)

@@ -10,6 +10,7 @@ import warnings
 import psutil
 import torch
 
+from minivllm.cpu.packed import cpu_has_bfloat16
 from minivllm.kv_cache import CPU_MEMORY_CAP, CPU_MEMORY_SHARE, GPU_MEMORY_SHARE
 
 
@@ -43,13 +44,6 @@ def choose_dtype(name: str, declared: str, device: torch.device) -> torch.dtype:
     elif name == "auto" and not (wanted == "bfloat16" and cpu_has_bfloat16()):
         wanted = "float32"
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[wanted]
-
-
-def cpu_has_bfloat16() -> bool:
-    """Whether this CPU multiplies bfloat16 matrices in hardware (AVX-512 BF16 or AMX)."""
-    # Not every PyTorch that we support has these probes; without them, no is the safe answer.
-    probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    return any(getattr(torch.cpu, probe, bool)() for probe in probes)
 
 
 LARGE_GPU = 64 * 2**30  # bytes of memory; such a GPU is fast as well

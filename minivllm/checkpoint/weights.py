@@ -1,7 +1,7 @@
 """Fill a model from a checkpoint directory: `config.json` and safetensors, one tensor at a time.
 
-Leaves out downloading (`hub`) and every format that can run code: a pickle is never opened.
-Given (no notebook builds it).
+Does not handle downloads (see `hub`) or formats that can run code: a pickle is never opened.
+Not built in the course.
 """
 
 from __future__ import annotations
@@ -16,12 +16,16 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from minivllm import ops as torch_ops
-from minivllm.model import CausalLM, Ops
+from minivllm.model import CausalLM, Codes, Embedding, Linear, Ops
 from minivllm.model_config import ModelConfig
 from minivllm.text.tokenizer_json import read_json
 
 # What a clone made without Git LFS has in the place of a large file.
 LFS_POINTER = b"version https://git-lfs"
+# The weights of a quantized model once more, as codes; see `read_codes`.
+CODES_FILE = "codes.safetensors"
+# The products that the model does in one go, and the checkpoint's names of their parts.
+MERGED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -76,6 +80,9 @@ def load_model(
     """
     model = CausalLM(config, max_len, ops=ops, dtype=dtype, device=device)
     load_weights(model, path, config, take=take, progress=progress)
+    codes_file = Path(path) / CODES_FILE
+    if torch.device(device).type == "cpu" and codes_file.exists():
+        read_codes(model, codes_file, take)
     return model
 
 
@@ -117,18 +124,40 @@ def places(model: nn.Module, config: ModelConfig) -> dict[str, Tensor]:
     "model.layers.3.self_attn.k_proj.weight" -> rows 576-767 of
     "model.layers.3.self_attn.qkv_proj.weight".
     """
-    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    merged = {
-        "qkv_proj": {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size},
-        "gate_up_proj": dict.fromkeys(("gate_proj", "up_proj"), config.intermediate_size),
+    kv_size = config.num_kv_heads * config.head_dim
+    sizes = {
+        "qkv_proj": [config.num_heads * config.head_dim, kv_size, kv_size],
+        "gate_up_proj": [config.intermediate_size] * 2,
     }
     found = {}
     for name, parameter in model.named_parameters():
         module, kind = name.split(".")[-2:]  # "qkv_proj", "weight"
-        parts = merged.get(module, {module: len(parameter)})
-        for part, rows in zip(parts, parameter.data.split(list(parts.values())), strict=True):
+        parts = MERGED.get(module, (module,))
+        rows_of_parts = parameter.data.split(sizes.get(module, [len(parameter)]))
+        for part, rows in zip(parts, rows_of_parts, strict=True):
             found[name.replace(f"{module}.{kind}", f"{part}.{kind}")] = rows
     return found
+
+
+def read_codes(model: nn.Module, file: Path, take: Take = take_all) -> None:
+    """Give every product of the model, and its embedding, the `codes` that the file has for it.
+
+    Weight "model.norm.weight" would have the tensors "model.norm.codes" and "model.norm.scales",
+    in the form of `model.Codes`. Parts of one product must have as many bits each.
+    """
+    with _open(file) as tensors:
+        names = set(tensors.keys())
+
+        def read(parts: list[str], kind: str) -> Tensor:
+            found = [take(f"{p}.{kind}", StoredTensor(tensors, f"{p}.{kind}")) for p in parts]
+            return torch.cat(found)
+
+        for name, module in model.named_modules():
+            if isinstance(module, Linear | Embedding):
+                outer, _, last = name.rpartition(".")
+                parts = [f"{outer}.{part}" for part in MERGED.get(last, (last,))]
+                if all(f"{part}.codes" in names for part in parts):
+                    module.codes = Codes(read(parts, "codes"), read(parts, "scales").float())
 
 
 def is_ignored(name: str, config: ModelConfig) -> bool:

@@ -1,10 +1,11 @@
 """Kernels for a CPU, compiled by numba: what plain torch does slowly with few rows.
 
-Each kernel names the torch line that it replaces; `cpu.ops` calls them and falls back to torch
-where numba is missing. Arrays are numpy views of float32 tensors, contiguous unless said
-otherwise. Leaves out every other type. Given (no notebook builds it).
+Each kernel names the torch line that it replaces; `cpu.ops` and `cpu.packed` call them. Arrays are
+numpy views of float32 or bfloat16 tensors (as int16, see `widen`), contiguous unless stated
+otherwise; sums are float32. Does not handle other types. Not built in the course.
 
-Letters: T tokens, H query heads, K key/value heads, D head dimension.
+Letters: T tokens, N requests, H query heads, K key/value heads, G = H // K, D head dimension,
+B block size.
 """
 
 from __future__ import annotations
@@ -12,228 +13,63 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, prange
+from numba import njit, prange, types
+from numba.extending import overload
 
-from minivllm.cpu.vectors import (
-    COLUMNS,
-    GROUP,
-    ROWS,
-    dot_4_bits,
-    dot_8_bits,
-    float_of_bits,
-    multiply_rows,
-    unpack_4_bits,
-    unpack_8_bits,
-)
+from minivllm.model import GROUP
+
+# Rows of a weight that are multiplied side by side. All inner loops run over them, so that LLVM
+# turns each into a few vector instructions: no sum has to be taken across a vector.
+LANES = 64
+LOG2_E = np.float32(1.442695041)
+LN_2 = np.float32(0.693147181)
+
+
+def can_cache() -> bool:
+    """Return whether numba finds a writable directory for compiled code.
+
+    It looks beside this file, then in the user's cache; NUMBA_CACHE_DIR names another one.
+    """
+    try:
+        njit(cache=True)(can_cache)
+    except RuntimeError:
+        return False
+    return True
+
 
 # Sums may be taken in any order (or no loop of a dot product could use vectors); a division by
-# zero is infinity, not an exception; the compiled code is kept for the next start.
-FAST: dict[str, Any] = {"fastmath": True, "error_model": "numpy", "cache": True}
-# Numba keeps compiled code for as long as the file it is in stays the same, whatever becomes of
-# the files it calls: the digest of `cpu/vectors.py` here makes an edit there one of this file, as
-# `KERNELS` in `cpu.layers` does for this one. A test says what to write.
-VECTORS = "415a358b"
-TILE = 8 * ROWS  # rows of a weight whose results are written at once
-LOG2_E, LN_2 = np.float32(1.442695041), np.float32(0.693147181)
-
-# -- products ----------------------------------------------------------------------------------
+# zero is infinity, not an exception; compiled code is kept for the next start.
+FAST: dict[str, Any] = {"fastmath": True, "error_model": "numpy", "cache": can_cache()}
 
 
-@njit(**FAST)
-def _dot_tile(x0, x1, x2, x3, w0, w1):
-    """The eight dot products of four vectors with two: `x0 @ w0, ..., x3 @ w0, x0 @ w1, ...`.
-
-    Six loads for eight multiplications of whole vectors: the registers hold all eight sums.
-    """
-    a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = np.float32(0)
-    for i in range(len(w0)):
-        a0 += x0[i] * w0[i]
-        a1 += x1[i] * w0[i]
-        a2 += x2[i] * w0[i]
-        a3 += x3[i] * w0[i]
-        b0 += x0[i] * w1[i]
-        b1 += x1[i] * w1[i]
-        b2 += x2[i] * w1[i]
-        b3 += x3[i] * w1[i]
-    return a0, a1, a2, a3, b0, b1, b2, b3
+# -- numbers -----------------------------------------------------------------------------------
 
 
-@njit(**FAST)
-def _multiply(x, weight, out, first):
-    """out[:, first : first + len(weight)] = x @ weight.T, for few rows of weight."""
-    last_x, last_w = len(x) - 1, len(weight) - 1
-    for t in range(0, len(x), 4):
-        # Past the end the last row is computed again: dearer than nothing, simpler than a rest.
-        t1, t2, t3 = min(t + 1, last_x), min(t + 2, last_x), min(t + 3, last_x)
-        for j in range(0, len(weight), 2):
-            j1 = min(j + 1, last_w)
-            sums = _dot_tile(x[t], x[t1], x[t2], x[t3], weight[j], weight[j1])
-            a, b = first + j, first + j1
-            out[t, a], out[t1, a], out[t2, a], out[t3, a] = sums[:4]
-            out[t, b], out[t1, b], out[t2, b], out[t3, b] = sums[4:]
+def widen(number):  # type: ignore[no-untyped-def]
+    """The float32 of a float32 or of the 16 bits of a bfloat16, which are its upper half."""
 
 
-@njit(**FAST)
-def _unpack_rows(codes, scales, bits, out):
-    """`out [m, n]` = rows of a packed matrix as float32; see `cpu.packed` for the format.
-
-    By addresses: each view of an array would cost numba two counts of its users.
-    """
-    codes_at, scales_at, out_at = codes.ctypes.data, scales.ctypes.data, out.ctypes.data
-    for _ in range(len(codes)):
-        if bits == 4:
-            unpack_4_bits(codes_at, scales_at, out_at, scales.shape[1])
-        else:
-            unpack_8_bits(codes_at, scales_at, out_at, scales.shape[1])
-        codes_at += codes.strides[0]
-        scales_at += scales.strides[0]
-        out_at += out.strides[0]
+@overload(widen)
+def _widen(number):  # type: ignore[no-untyped-def]
+    if number == types.float32:
+        return lambda number: number
+    return lambda number: np.int32(np.int32(number) << 16).view(np.float32)
 
 
-@njit(parallel=True, **FAST)
-def unpack(codes, scales, bits, out):
-    """`out [m, n]` = the packed matrix as float32."""
-    for row in prange(len(codes)):
-        rows = slice(row, row + 1)
-        _unpack_rows(codes[rows], scales[rows], bits, out[rows])
+def put(row, i, number):  # type: ignore[no-untyped-def]
+    """`row[i] = number`, rounded to the nearest bfloat16 (ties to even) if that is its type."""
 
 
-@njit(**FAST)
-def _columns_of(x):
-    """`x [T, n]` as the columns of matrices `[T / 16, n, 16]`, zeros past the last; without a rest
-    of at most 8 rows, which is not worth a matrix."""
-    count = (len(x) + COLUMNS // 2 - 1) // COLUMNS
-    columns = np.zeros((count, x.shape[1], COLUMNS), np.float32)
-    for p in range(count):
-        rows, target = x[p * COLUMNS : (p + 1) * COLUMNS], columns[p]
-        for i in range(x.shape[1]):
-            for t in range(len(rows)):
-                target[i, t] = rows[t, i]
-    return columns
+@overload(put)
+def _put(row, i, number):  # type: ignore[no-untyped-def]
+    def put_float32(row, i, number):  # type: ignore[no-untyped-def]
+        row[i] = number
 
+    def put_bfloat16(row, i, number):  # type: ignore[no-untyped-def]
+        bits = np.float32(number).view(np.int32)
+        row[i] = np.int16((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)
 
-@njit(**FAST)
-def _multiply_columns(columns, weight, sums):
-    """`sums[p, :6] = weight @ columns[p]` for six rows of weight."""
-    for p in range(len(columns)):
-        multiply_rows(
-            columns[p].ctypes.data, weight.ctypes.data, sums[p].ctypes.data, weight.shape[1]
-        )
-
-
-@njit(**FAST)
-def _write_sums(sums, count, out, first):
-    """The first `count` rows of each of `sums [T / 16, TILE, 16]` into columns of `out [T, m]`."""
-    for t in range(len(out)):
-        column = sums[t // COLUMNS, :, t % COLUMNS]
-        for j in range(count):
-            out[t, first + j] = column[j]
-
-
-@njit(parallel=True, **FAST)
-def packed_product(x, codes, scales, bits, out, parts):
-    """`F.linear(x, weight)` for 2 or more rows of `x [T, n]`: `out [T, m]`.
-
-    Six rows of the weight at a time are unpacked into the first cache (with 576 columns 14 KiB)
-    and multiplied with all of x. `parts` is the number of threads.
-    """
-    columns = _columns_of(x)
-    past, num_tiles = min(len(x), len(columns) * COLUMNS), -(-len(codes) // TILE)
-    for part in prange(parts):
-        weight = np.empty((ROWS, x.shape[1]), np.float32)
-        sums = np.empty((len(columns), TILE, COLUMNS), np.float32)
-        for index in range(num_tiles * part // parts, num_tiles * (part + 1) // parts):
-            first, end = index * TILE, min(index * TILE + TILE, len(codes))
-            for row in range(first, end, ROWS):
-                count = min(ROWS, end - row)
-                rows = slice(row, row + count)
-                _unpack_rows(codes[rows], scales[rows], bits, weight)
-                _multiply_columns(columns, weight, sums[:, row - first :])
-                _multiply(x[past:], weight[:count], out[past:], row)
-            # A few at a time: the rows of `out` are so far apart that they contend for the same
-            # places in the cache.
-            _write_sums(sums, end - first, out[:past], first)
-
-
-@njit(parallel=True, **FAST)
-def packed_vector_product(x, codes, scales, bits, out):
-    """`F.linear(x, weight)` for one vector `x [n]`: `out [m]`; no weight leaves a register."""
-    for row in prange(len(codes)):
-        places = x.ctypes.data, codes[row].ctypes.data, scales[row].ctypes.data
-        if bits == 4:
-            out[row] = dot_4_bits(places[0], places[1], places[2], scales.shape[1])
-        else:
-            out[row] = dot_8_bits(places[0], places[1], places[2], scales.shape[1])
-
-
-@njit(parallel=True, **FAST)
-def dense_product(x, weight, out, parts):
-    """`F.linear(x, weight)` for 2 or more rows of `x [T, n]`, weight `[m, n]`: `out [T, m]`."""
-    columns = _columns_of(x)
-    past, num_tiles = min(len(x), len(columns) * COLUMNS), -(-len(weight) // TILE)
-    for part in prange(parts):
-        last = np.zeros((ROWS, x.shape[1]), np.float32)
-        sums = np.empty((len(columns), TILE, COLUMNS), np.float32)
-        for index in range(num_tiles * part // parts, num_tiles * (part + 1) // parts):
-            first, end = index * TILE, min(index * TILE + TILE, len(weight))
-            for row in range(first, end, ROWS):
-                rows = weight[row : min(row + ROWS, end)]
-                _multiply(x[past:], rows, out[past:], row)
-                if len(rows) < ROWS:
-                    copy_heads(rows, last)
-                    rows = last
-                _multiply_columns(columns, rows, sums[:, row - first :])
-            _write_sums(sums, end - first, out[:past], first)
-
-
-# -- packing -----------------------------------------------------------------------------------
-
-
-@njit(**FAST)
-def _steps_of_grid(group, max_steps, tolerance, scratch):
-    """Into how many equal steps the group's range can be cut so that every weight lies on a
-    cut, at most `max_steps`; 0 if into none. `tolerance` is relative to the largest weight."""
-    low, high = np.float64(group.min()), np.float64(group.max())
-    if low == high:
-        return 1
-    for i in range(GROUP):
-        scratch[i] = (group[i] - low) / (high - low)
-    allowed = tolerance * max(abs(low), abs(high)) / (high - low)
-    for steps in range(max_steps, 0, -1):  # most groups use the whole range of codes
-        fits = allowed * steps < 0.125  # else the grid is so fine that anything fits
-        for share in scratch:
-            fits = fits and abs(share * steps - np.rint(share * steps)) <= allowed * steps
-            if not fits:
-                break
-        if fits:
-            return steps
-    return 0
-
-
-@njit(parallel=True, **FAST)
-def pack(weight, bits, tolerance, codes, scales):
-    """Fill `codes, scales` with the packed `weight [m, n]`; False if it does not lie on a grid."""
-    misfits = 0
-    for row in prange(len(weight)):
-        scratch = np.empty(GROUP, np.float64)
-        for g in range(scales.shape[1]):
-            group = weight[row, g * GROUP : (g + 1) * GROUP]
-            steps = _steps_of_grid(group, 2**bits - 1, tolerance, scratch)
-            if steps == 0:
-                misfits += 1
-                break
-            low = group.min()
-            step = (np.float64(group.max()) - low) / steps
-            scales[row, g, 0], scales[row, g, 1] = step, low
-            for i in range(GROUP):
-                code = int(np.rint((group[i] - low) / step)) if step > 0 else 0
-                # Eight numbers of four codes; see `cpu.vectors`.
-                place = (g * GROUP + i % 8 * 4 + i // 8) * bits
-                codes[row, place // 8] |= code << place % 8
-    return misfits == 0
-
-
-# -- layers ------------------------------------------------------------------------------------
+    return put_float32 if row.dtype == types.float32 else put_bfloat16
 
 
 @njit(**FAST)
@@ -241,7 +77,7 @@ def exp(x):
     """e^x to a relative error of 2e-7, for x from -87 to 88 (beyond: as at these ends).
 
     e^x = 2^whole * e^rest with |rest| <= ln(2) / 2, where Taylor's sum of eight terms is enough;
-    unlike the library's, it is computed for eight numbers at a time.
+    unlike the library's, it is computed for many numbers at a time.
     """
     x = min(max(x, np.float32(-87)), np.float32(88))
     whole = np.floor(x * LOG2_E + np.float32(0.5))
@@ -249,52 +85,224 @@ def exp(x):
     total = np.float32(1)
     for k in (7, 6, 5, 4, 3, 2, 1):
         total = np.float32(1) + total * rest * np.float32(1 / k)
-    return total * float_of_bits(np.int32((np.int32(whole) + 127) << 23))
+    return total * np.int32((np.int32(whole) + 127) << 23).view(np.float32)
+
+
+# -- products ----------------------------------------------------------------------------------
+#
+# A packed matrix `[m, n]` is cut into tiles of LANES rows: `codes [tiles, n / 32, 16 or 32, LANES]`
+# uint8, `scales [tiles, n / 32, 2, LANES]` float32, scale and minimum. weight = code * scale +
+# minimum. Of 4-bit codes, byte i of a group holds the codes of its weights i (lower half) and
+# 16 + i (upper half). See `cpu.packed.lay_out`.
+
+
+@njit(**FAST)
+def _unpack(codes, scales, weight, column, lane):
+    """Write one group of a tile to `weight[column : column + 32, lane : lane + LANES]`."""
+    scale = scales[0]
+    low = scales[1]
+    if len(codes) == GROUP:
+        for i in range(GROUP):
+            for r in range(LANES):
+                weight[column + i, lane + r] = np.float32(np.int32(codes[i, r])) * scale[r] + low[r]
+        return
+    for i in range(GROUP // 2):
+        upper = column + GROUP // 2 + i
+        for r in range(LANES):
+            code = codes[i, r]
+            weight[column + i, lane + r] = np.float32(np.int32(code & 15)) * scale[r] + low[r]
+            weight[upper, lane + r] = np.float32(np.int32(code >> 4)) * scale[r] + low[r]
 
 
 @njit(parallel=True, **FAST)
-def silu_mul(gate_up, out):
-    """`F.silu(gate) * up` for `gate_up [T, 2I]`: `out [T, I]`."""
-    size = out.shape[1]
-    for t in prange(len(gate_up)):
-        gate, up, row = gate_up[t, :size], gate_up[t, size:], out[t]
-        for i in range(size):
-            row[i] = gate[i] * up[i] / (np.float32(1) + exp(-gate[i]))
+def unpack(codes, scales, weight):
+    """Write all weights to `weight [n, m]` float32, transposed; m is a multiple of LANES here."""
+    for tile in prange(len(codes)):
+        for g in range(codes.shape[1]):
+            _unpack(codes[tile, g], scales[tile, g], weight, g * GROUP, tile * LANES)
+
+
+@njit(**FAST)
+def _add_products(x, weight, sums):
+    """`sums [LANES] += x [32] @ weight [32, LANES]`."""
+    for k in range(0, GROUP, 8):
+        x0, x1, x2, x3, x4, x5, x6, x7 = x[k : k + 8]
+        for r in range(LANES):
+            sums[r] += (
+                x0 * weight[k, r] + x1 * weight[k + 1, r]
+                + x2 * weight[k + 2, r] + x3 * weight[k + 3, r]
+                + x4 * weight[k + 4, r] + x5 * weight[k + 5, r]
+                + x6 * weight[k + 6, r] + x7 * weight[k + 7, r]
+            )  # fmt: skip
+
+
+@njit(**FAST)
+def _add_four_products(x, weight, sums):
+    """The same for four rows at once, `sums [4, LANES] += x [4, 32] @ weight [32, LANES]`: four
+    numbers of the weight are loaded for 16 multiplications."""
+    for k in range(0, GROUP, 4):
+        a0, a1, a2, a3 = x[0, k], x[0, k + 1], x[0, k + 2], x[0, k + 3]
+        b0, b1, b2, b3 = x[1, k], x[1, k + 1], x[1, k + 2], x[1, k + 3]
+        c0, c1, c2, c3 = x[2, k], x[2, k + 1], x[2, k + 2], x[2, k + 3]
+        d0, d1, d2, d3 = x[3, k], x[3, k + 1], x[3, k + 2], x[3, k + 3]
+        for r in range(LANES):
+            w0, w1, w2, w3 = weight[k, r], weight[k + 1, r], weight[k + 2, r], weight[k + 3, r]
+            sums[0, r] += a0 * w0 + a1 * w1 + a2 * w2 + a3 * w3
+            sums[1, r] += b0 * w0 + b1 * w1 + b2 * w2 + b3 * w3
+            sums[2, r] += c0 * w0 + c1 * w1 + c2 * w2 + c3 * w3
+            sums[3, r] += d0 * w0 + d1 * w1 + d2 * w2 + d3 * w3
+
+
+@njit(parallel=True, **FAST)
+def packed_product(x, codes, scales, out, threads):
+    """`F.linear(x, weight)` for a few rows of `x [T, n]`: `out [T, m]`, all float32.
+
+    Each group is unpacked into the first cache and multiplied with all rows.
+    """
+    num_tiles, num_groups = codes.shape[:2]
+    num_fours = len(x) // 4 * 4
+    for thread in prange(threads):
+        weight = np.empty((GROUP, LANES), np.float32)
+        sums = np.empty((len(x), LANES), np.float32)
+        for tile in range(num_tiles * thread // threads, num_tiles * (thread + 1) // threads):
+            sums[:] = 0
+            for g in range(num_groups):
+                _unpack(codes[tile, g], scales[tile, g], weight, 0, 0)
+                part = x[:, g * GROUP : (g + 1) * GROUP]
+                for t in range(0, num_fours, 4):
+                    _add_four_products(part[t : t + 4], weight, sums[t : t + 4])
+                for t in range(num_fours, len(x)):
+                    _add_products(part[t], weight, sums[t])
+            first = tile * LANES
+            for t in range(len(x)):
+                for r in range(min(LANES, out.shape[1] - first)):
+                    out[t, first + r] = sums[t, r]
+
+
+@njit(**FAST)
+def _add_codes(x, codes, sums):
+    """`sums [LANES] += x [32] @ codes [32, LANES]` for the codes of one group as numbers."""
+    if len(codes) == GROUP:
+        for i in range(0, GROUP, 4):
+            x0, x1, x2, x3 = x[i], x[i + 1], x[i + 2], x[i + 3]
+            for r in range(LANES):
+                sums[r] += (
+                    x0 * np.float32(np.int32(codes[i, r]))
+                    + x1 * np.float32(np.int32(codes[i + 1, r]))
+                    + x2 * np.float32(np.int32(codes[i + 2, r]))
+                    + x3 * np.float32(np.int32(codes[i + 3, r]))
+                )
+        return
+    for i in range(0, GROUP // 2, 4):
+        x0, x1, x2, x3 = x[i], x[i + 1], x[i + 2], x[i + 3]
+        y0, y1, y2, y3 = x[16 + i], x[17 + i], x[18 + i], x[19 + i]
+        for r in range(LANES):
+            c0, c1, c2, c3 = codes[i, r], codes[i + 1, r], codes[i + 2, r], codes[i + 3, r]
+            sums[r] += (
+                x0 * np.float32(np.int32(c0 & 15)) + y0 * np.float32(np.int32(c0 >> 4))
+                + x1 * np.float32(np.int32(c1 & 15)) + y1 * np.float32(np.int32(c1 >> 4))
+                + x2 * np.float32(np.int32(c2 & 15)) + y2 * np.float32(np.int32(c2 >> 4))
+                + x3 * np.float32(np.int32(c3 & 15)) + y3 * np.float32(np.int32(c3 >> 4))
+            )  # fmt: skip
+
+
+@njit(parallel=True, **FAST)
+def packed_vector_product(x, codes, scales, out, threads):
+    """`F.linear(x, weight)` for one vector `x [n]`: `out [m]`, all float32.
+
+    The sum over a group is scale * (x @ codes) + minimum * sum(x): no weight is ever computed.
+    """
+    num_tiles, num_groups = codes.shape[:2]
+    for thread in prange(threads):
+        sums = np.empty(LANES, np.float32)
+        total = np.empty(LANES, np.float32)
+        for tile in range(num_tiles * thread // threads, num_tiles * (thread + 1) // threads):
+            total[:] = 0
+            for g in range(num_groups):
+                part = x[g * GROUP : (g + 1) * GROUP]
+                sums[:] = 0
+                _add_codes(part, codes[tile, g], sums)
+                scale = scales[tile, g, 0]
+                low = scales[tile, g, 1]
+                sum_x = part.sum()
+                for r in range(LANES):
+                    total[r] += scale[r] * sums[r] + low[r] * sum_x
+            first = tile * LANES
+            for r in range(min(LANES, len(out) - first)):
+                out[first + r] = total[r]
+
+
+# -- layers ------------------------------------------------------------------------------------
+
+
+@njit(**FAST)
+def _norm_scale(row, eps):
+    """`rsqrt(mean(row ** 2) + eps)`."""
+    total = np.float32(0)
+    for i in range(len(row)):
+        total += widen(row[i]) * widen(row[i])
+    return np.float32(1 / np.sqrt(total / len(row) + eps))
 
 
 @njit(**FAST)
 def rms_norm(x, weight, eps, out):
     """`x * rsqrt(mean(x ** 2) + eps) * weight` for rows of `x [T, n]`."""
     for t in range(len(x)):
-        row, target = x[t], out[t]
-        total = np.float32(0)
+        row = x[t]
+        target = out[t]
+        scale = _norm_scale(row, eps)
         for i in range(len(row)):
-            total += row[i] * row[i]
-        scale = np.float32(1 / np.sqrt(total / len(row) + eps))
-        for i in range(len(row)):
-            target[i] = row[i] * scale * weight[i]
+            put(target, i, widen(row[i]) * scale * widen(weight[i]))
 
 
 @njit(**FAST)
-def apply_rope(x, cos, sin, out):
-    """Turn the heads `x [T, H, D]` by `cos, sin [T, D/2]`; only x's last axis is contiguous."""
-    half = cos.shape[1]
-    for t in range(x.shape[0]):
-        c, s = cos[t], sin[t]
-        for h in range(x.shape[1]):
-            first, second = x[t, h, :half], x[t, h, half:]
-            turned, other = out[t, h, :half], out[t, h, half:]
-            for i in range(half):
-                turned[i] = first[i] * c[i] - second[i] * s[i]
-                other[i] = second[i] * c[i] + first[i] * s[i]
+def add_rms_norm(x, y, weight, eps, total, out):
+    """`total = x + y` and `rms_norm(total, weight, eps)`."""
+    for t in range(len(x)):
+        row = x[t]
+        other = y[t]
+        target = total[t]
+        for i in range(len(row)):
+            put(target, i, widen(row[i]) + widen(other[i]))
+    rms_norm(total, weight, eps, out)
+
+
+def _silu_mul(gate_up, out):
+    """`F.silu(gate) * up` for `gate_up [T, 2I]`: `out [T, I]`."""
+    size = out.shape[1]
+    for t in prange(len(gate_up)):
+        gate = gate_up[t, :size]
+        up = gate_up[t, size:]
+        row = out[t]
+        for i in range(size):
+            g = widen(gate[i])
+            put(row, i, g * widen(up[i]) / (np.float32(1) + exp(-g)))
+
+
+silu_mul_few = njit(**FAST)(_silu_mul)  # starting the threads costs more than a few rows
+silu_mul_many = njit(parallel=True, **FAST)(_silu_mul)
 
 
 @njit(**FAST)
-def copy_heads(source, target):
-    """`target[:] = source` for heads `[K, D]`; numba needs seconds to compile the short form."""
-    for h in range(source.shape[0]):
-        for i in range(source.shape[1]):
-            target[h, i] = source[h, i]
+def _turn(x, cos, sin, out):
+    """`apply_rope` of one head `x [D]`, `cos, sin [D/2]`."""
+    half = len(cos)
+    for i in range(half):
+        first = widen(x[i])
+        second = widen(x[half + i])
+        put(out, i, first * cos[i] - second * sin[i])
+        put(out, half + i, second * cos[i] + first * sin[i])
+
+
+@njit(**FAST)
+def apply_rope(q, k, cos, sin, q_out, k_out):
+    """Turn the heads `q [T, H, D]` and `k [T, K, D]` by float32 `cos, sin [T, D/2]`; only the last
+    axis of q and k is contiguous."""
+    for t in range(len(q)):
+        for h in range(q.shape[1]):
+            _turn(q[t, h], cos[t], sin[t], q_out[t, h])
+        for h in range(k.shape[1]):
+            _turn(k[t, h], cos[t], sin[t], k_out[t, h])
 
 
 @njit(**FAST)
@@ -302,6 +310,108 @@ def store_kv(k, v, k_cache, v_cache, slots):
     """`cache.flatten(0, 1)[slots] = k, v`; `k, v [T, K, D]`, contiguous in the last axis only."""
     block_size = k_cache.shape[1]
     for t in range(len(slots)):
-        block, offset = slots[t] // block_size, slots[t] % block_size
-        copy_heads(k[t], k_cache[block, offset])
-        copy_heads(v[t], v_cache[block, offset])
+        block = slots[t] // block_size
+        offset = slots[t] % block_size
+        for h in range(k.shape[1]):
+            for i in range(k.shape[2]):
+                k_cache[block, offset, h, i] = k[t, h, i]
+                v_cache[block, offset, h, i] = v[t, h, i]
+
+
+# -- attention ---------------------------------------------------------------------------------
+
+
+@njit(**FAST)
+def _score(query, cache, block, head, count, scale, scores):
+    """`scores[s] = query [D] @ cache[block, s, head] * scale` for s below `count`."""
+    size = len(query)
+    for s in range(0, count, 4):
+        # Past the end the last key is taken again.
+        s1 = min(s + 1, count - 1)
+        s2 = min(s + 2, count - 1)
+        s3 = min(s + 3, count - 1)
+        a0 = a1 = a2 = a3 = np.float32(0)
+        for i in range(size):
+            a0 += query[i] * widen(cache[block, s, head, i])
+            a1 += query[i] * widen(cache[block, s1, head, i])
+            a2 += query[i] * widen(cache[block, s2, head, i])
+            a3 += query[i] * widen(cache[block, s3, head, i])
+        scores[s3] = a3 * scale
+        scores[s2] = a2 * scale
+        scores[s1] = a1 * scale
+        scores[s] = a0 * scale
+
+
+@njit(**FAST)
+def _add_values(weights, cache, block, head, count, result):
+    """`result [D] += weights [count] @ cache[block, :count, head]`."""
+    fours = count // 4 * 4
+    for s in range(0, fours, 4):
+        w0, w1, w2, w3 = weights[s], weights[s + 1], weights[s + 2], weights[s + 3]
+        for i in range(len(result)):
+            result[i] += (
+                w0 * widen(cache[block, s, head, i])
+                + w1 * widen(cache[block, s + 1, head, i])
+                + w2 * widen(cache[block, s + 2, head, i])
+                + w3 * widen(cache[block, s + 3, head, i])
+            )
+    for s in range(fours, count):
+        for i in range(len(result)):
+            result[i] += weights[s] * widen(cache[block, s, head, i])
+
+
+@njit(**FAST)
+def _softmax(scores):
+    """Turn scores into weights that add up to 1, in place."""
+    highest = scores.max()
+    total = np.float32(0)
+    for i in range(len(scores)):
+        scores[i] = exp(scores[i] - highest)
+        total += scores[i]
+    for i in range(len(scores)):
+        scores[i] /= total
+
+
+@njit(parallel=True, **FAST)
+def decode_attention(q, k_cache, v_cache, block_table, seq_lens, scale, out, shares):
+    """`softmax(q @ k.T * scale) @ v` of one query per request, straight from the blocks.
+
+    `q, out [N, H, D]`, caches `[num_blocks, B, K, D]`. The work of a request is cut into `shares`
+    pieces (1 or K) by key/value heads. A piece reads each of its keys and values once for all G
+    query heads, and with one piece whole blocks, as they lie in memory.
+    """
+    block_size, num_kv_heads, size = k_cache.shape[1:]
+    group = q.shape[1] // num_kv_heads
+    num_heads = num_kv_heads // shares * group  # query heads of a piece
+    for piece in prange(len(q) * shares):
+        n = piece // shares
+        first = piece % shares * num_heads
+        length = seq_lens[n]
+        num_blocks = (length + block_size - 1) // block_size
+        queries = np.empty((num_heads, size), np.float32)
+        scores = np.empty((num_heads, length), np.float32)
+        for h in range(num_heads):
+            for i in range(size):
+                queries[h, i] = widen(q[n, first + h, i])
+        for j in range(num_blocks):
+            start = j * block_size
+            count = min(block_size, length - start)
+            for h in range(num_heads):
+                _score(
+                    queries[h], k_cache, block_table[n, j], (first + h) // group, count, scale,
+                    scores[h, start:],
+                )  # fmt: skip
+        result = np.zeros((num_heads, size), np.float32)
+        for h in range(num_heads):
+            _softmax(scores[h])
+        for j in range(num_blocks):
+            start = j * block_size
+            count = min(block_size, length - start)
+            for h in range(num_heads):
+                _add_values(
+                    scores[h, start:], v_cache, block_table[n, j], (first + h) // group, count,
+                    result[h],
+                )  # fmt: skip
+        for h in range(num_heads):
+            for i in range(size):
+                put(out[n, first + h], i, result[h, i])

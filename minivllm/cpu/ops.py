@@ -1,9 +1,9 @@
 """The operations of `ops` for a CPU: the same names and signatures, with numba's kernels where
 they are faster and torch where they are not.
 
-The kernels are for float32. Other types and a missing numba go to `ops`, one by one. Leaves
-out the products, which are fast only with weights laid out for them: `cpu.packed` changes a loaded
-model to such. Given (no notebook builds it).
+The kernels are for float32 and bfloat16; other types and a missing numba go to `ops`, one by one.
+Does not handle products, which are fast only with weights laid out for them: see `cpu.packed`.
+Not built in the course.
 
 Tensor letters: T tokens, N requests, H query heads, K key/value heads, G = H // K, D head
 dimension, B block size, S key positions.
@@ -12,59 +12,53 @@ dimension, B block size, S key positions.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from functools import partial
+import sys
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from minivllm import ops
-from minivllm.ops import (
-    AttentionMetadata,
-    embed,
-    linear,
-    rope_table,
-    slot_mapping,
-)
-from minivllm.waiting import waiting
+from minivllm.ops import AttentionMetadata, embed, linear, rope_table, slot_mapping
 
 try:
     import numba
 
-    from minivllm.cpu import attention as cpu_attention
     from minivllm.cpu import kernels as cpu_kernels
-    from minivllm.cpu import layers as cpu_layers
 except ImportError:  # numba is an extra: everything works without it, only slower
-    cpu_attention = cpu_kernels = cpu_layers = None  # type: ignore[assignment]
+    cpu_kernels = None  # type: ignore[assignment]
 
 __all__ = [
     "add_rms_norm",
-    "apply_rope",
     "attention",
     "embed",
-    "has_kernels",
     "linear",
     "norm_rope",
-    "num_threads",
     "rms_norm",
     "rope_table",
     "silu_mul",
     "slot_mapping",
     "store_kv",
-    "warm_up",
 ]
 
 QUERY_CHUNK = 128  # queries of a prompt that attend at a time
+FEW_ROWS = 16  # from here on, several threads are worth starting for a row-wise operation
 
 
 def has_kernels(x: Tensor) -> bool:
-    """Whether numba's kernels can take tensors like `x`."""
-    return cpu_kernels is not None and x.dtype == torch.float32 and x.device.type == "cpu"
+    """Return whether numba's kernels can take tensors like `x`."""
+    if cpu_kernels is None or x.device.type != "cpu":
+        return False
+    return x.dtype in (torch.float32, torch.bfloat16)
+
+
+def array_of(x: Tensor) -> np.ndarray:
+    """A view of `x` as the kernels take it: numpy has no bfloat16, so its bits come as int16."""
+    return x.view(torch.int16).numpy() if x.dtype == torch.bfloat16 else x.numpy()
 
 
 def num_threads() -> int:
-    """Threads of a kernel: as many as torch uses, which numba is told here."""
+    """Return the number of threads of a kernel, torch's, after telling it to numba."""
     _start_pool()
     most = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
     count = min(torch.get_num_threads(), most)
@@ -85,62 +79,44 @@ def _start_pool() -> None:
     torch.set_num_threads(before)
 
 
-def warm_up() -> None:
-    """Run every kernel once, so that no later step waits for the compiler; says on stderr how far
-    it is unless an earlier start has left the compiled code in numba's cache."""
+def warm_up(dtype: torch.dtype) -> None:
+    """Run every kernel once on tensors of `dtype`, so that no later step waits for the compiler.
+
+    Says so on stderr unless the compiled code is in numba's cache.
+    """
     if cpu_kernels is None:
         return
-    first, *rest = [*_layer_calls(), *_product_calls()]
-    with waiting("loading the CPU kernels"):
-        first()
-        if not cpu_kernels.rms_norm.stats.cache_misses:
-            for call in rest:
-                call()
-            return
-    with waiting("compiling the CPU kernels, once") as come_to:
-        for number, call in enumerate(rest, start=1):
-            come_to(f"{number} of {len(rest) + 1}")
-            call()
+    num_threads()
+    x = torch.ones(2, 64, dtype=dtype)
+    rms_norm(x, x[0], 1e-5)
+    if not cpu_kernels.FAST["cache"]:
+        say("compiling the CPU kernels (about 20 s), at every start: set NUMBA_CACHE_DIR to a"
+            " directory that can be written to keep them")  # fmt: skip
+    elif cpu_kernels.rms_norm.stats.cache_misses:
+        say("compiling the CPU kernels, once (about 20 s)")
+    add_rms_norm(x, x, x[0], 1e-5)
+    silu_mul(x)
+    silu_mul(x.repeat(FEW_ROWS, 1))
+    k_cache, v_cache = torch.zeros(2, 2, 16, 1, 16, dtype=dtype)
+    angles = torch.ones(2, 8)
+    for num_tokens in (1, 2):  # one row of a merged product is contiguous, parts of two are not
+        q, k, v = x[:num_tokens].view(-1, 4, 16).split([2, 1, 1], dim=1)
+        q, k = norm_rope(q, k, None, None, angles, angles, 1e-5)
+        store_kv(k, v, k_cache, v_cache, torch.arange(num_tokens))
+    zeros = torch.zeros(2, 1, dtype=torch.int32)
+    decode_attention(q, k_cache, v_cache, zeros, zeros[:, 0] + 1, 1, 1.0)
+    if dtype == torch.float32:
+        codes = np.zeros((1, 2, 16, cpu_kernels.LANES), np.uint8)
+        scales = np.zeros((1, 2, 2, cpu_kernels.LANES), np.float32)
+        array = x.numpy()
+        cpu_kernels.packed_vector_product(array[0], codes, scales, array[0].copy(), 1)
+        cpu_kernels.packed_product(array, codes, scales, array.copy(), 1)
+        cpu_kernels.unpack(codes, scales, np.empty((64, 64), np.float32))
 
 
-def _layer_calls() -> list[Callable[[], object]]:
-    """A call of each kernel of a layer, on the smallest tensors of every layout that it meets;
-    `rms_norm` is the first."""
-    x, cos, slots = torch.ones(2, 32), torch.ones(2, 8), torch.arange(2)
-    part, heads = torch.ones(2, 6, 16)[:, 4:], torch.ones(2, 2, 16)  # of a product; of its own
-    keys, values = torch.zeros(2, 2, 16, 2, 16)
-    return [
-        partial(rms_norm, x, x[0], 1e-5),
-        partial(silu_mul, x),
-        partial(apply_rope, part, cos, cos),
-        partial(store_kv, heads, part, keys, values, slots),
-        partial(store_kv, heads, heads, keys, values, slots),
-        partial(
-            decode_attention, heads, keys, values, slots[:, None].int(), slots.int() + 1, 2, 1.0
-        ),
-    ]
-
-
-def _product_calls() -> list[Callable[[], object]]:
-    """The same for products and for what has them inside. One matrix [96, 32] serves as every
-    product of a layer with 2 heads of 16."""
-    x, cos, weight = (np.ones(size, np.float32) for size in ((2, 32), (2, 8), (96, 32)))
-    out, threads = np.empty((2, 96), np.float32), num_threads()
-    codes, scales = np.zeros((96, 16), np.uint8), np.zeros((96, 1, 2), np.float32)
-    matrix, norm = (codes, scales, 4), (x[0], 1e-5)
-    square, merged = (codes[:32], scales[:32], 4), (codes[:64], scales[:64], 4)
-    q, k, v = (np.ones((2, 2, 16), np.float32) for _ in range(3))
-    before = (x, norm, matrix, cos, cos, q, k, v, threads)
-    after = (x, x, square, norm, merged, square, x.copy(), threads)
-    return [
-        partial(cpu_kernels.pack, weight, 4, 1e-6, codes, scales),
-        partial(cpu_kernels.unpack, *matrix, weight),
-        partial(cpu_kernels.packed_vector_product, x[0], *matrix, out[0]),
-        partial(cpu_kernels.packed_product, x, *matrix, out, threads),
-        partial(cpu_kernels.dense_product, x, weight, out, threads),
-        partial(cpu_layers.before_attention, *before),
-        partial(cpu_layers.after_attention, *after),
-    ]
+def say(line: str) -> None:
+    """Print a line of progress."""
+    print(line, file=sys.stderr, flush=True)
 
 
 # -- layers --
@@ -152,14 +128,19 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return ops.rms_norm(x, weight, eps)
     rows = x.reshape(-1, x.shape[-1])
     out = torch.empty_like(rows)
-    cpu_kernels.rms_norm(rows.numpy(), weight.numpy(), eps, out.numpy())
+    cpu_kernels.rms_norm(array_of(rows), array_of(weight), eps, array_of(out))
     return out.view(x.shape)
 
 
 def add_rms_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """See `ops.add_rms_norm`."""
-    total = x + y
-    return total, rms_norm(total, weight, eps)
+    if not has_kernels(x):
+        return ops.add_rms_norm(x, y, weight, eps)
+    total = torch.empty_like(x)
+    out = torch.empty_like(x)
+    inputs = (array_of(x), array_of(y), array_of(weight), eps)
+    cpu_kernels.add_rms_norm(*inputs, array_of(total), array_of(out))
+    return total, out
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
@@ -167,16 +148,9 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     if not has_kernels(gate_up):
         return ops.silu_mul(gate_up)
     out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
-    cpu_kernels.silu_mul(gate_up.numpy(), out.numpy())
-    return out
-
-
-def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """See `ops.apply_rope`."""
-    if not has_kernels(x):
-        return ops.apply_rope(x, cos, sin)
-    out = torch.empty(x.shape)
-    cpu_kernels.apply_rope(x.numpy(), cos.numpy(), sin.numpy(), out.numpy())
+    is_small = len(gate_up) < FEW_ROWS
+    kernel = cpu_kernels.silu_mul_few if is_small else cpu_kernels.silu_mul_many
+    kernel(array_of(gate_up), array_of(out))
     return out
 
 
@@ -190,9 +164,16 @@ def norm_rope(
     eps: float,
 ) -> tuple[Tensor, Tensor]:
     """See `ops.norm_rope`."""
+    if not has_kernels(q):
+        return ops.norm_rope(q, k, q_weight, k_weight, cos, sin, eps)
     if q_weight is not None and k_weight is not None:
-        q, k = rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps)
-    return apply_rope(q, cos, sin), apply_rope(k, cos, sin)
+        q = rms_norm(q, q_weight, eps)
+        k = rms_norm(k, k_weight, eps)
+    q_out = q.new_empty(q.shape)
+    k_out = k.new_empty(k.shape)
+    heads = (array_of(q), array_of(k), cos.numpy(), sin.numpy())
+    cpu_kernels.apply_rope(*heads, array_of(q_out), array_of(k_out))
+    return q_out, k_out
 
 
 # -- paged key/value cache --
@@ -203,16 +184,16 @@ def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
     if not has_kernels(k):
         ops.store_kv(k, v, k_cache, v_cache, slot_mapping)
         return
-    tensors = k, v, k_cache, v_cache, slot_mapping
-    cpu_kernels.store_kv(*(tensor.numpy() for tensor in tensors))
+    arrays = [array_of(x) for x in (k, v, k_cache, v_cache)]
+    cpu_kernels.store_kv(*arrays, slot_mapping.numpy())
 
 
 def attention(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float
 ) -> Tensor:
     """See `ops.attention`."""
-    return ops.attention(
-        q, k_cache, v_cache, metadata, scale, decode=decode_attention, prefill=prefill_attention
+    return ops.attend_with(
+        decode_attention, prefill_attention, q, k_cache, v_cache, metadata, scale
     )
 
 
@@ -226,20 +207,23 @@ def decode_attention(
     scale: float,
 ) -> Tensor:
     """See `ops.decode_attention`; without gathering the keys and values into one place first."""
-    if not has_kernels(q) or q.shape[2] % 16 != 0:
+    if not has_kernels(q):
         return ops.decode_attention(q, k_cache, v_cache, block_table, seq_lens, max_seq_len, scale)
     out = torch.empty_like(q)
-    arrays = [t.numpy() for t in (q, k_cache, v_cache, block_table, seq_lens)]
+    inputs = [array_of(x) for x in (q, k_cache, v_cache)]
     # A request is one piece of work if there are enough of them for all threads.
     shares = 1 if len(q) >= num_threads() else k_cache.shape[2]
-    cpu_attention.decode_attention(*arrays, scale, out.numpy(), shares)
+    cpu_kernels.decode_attention(
+        *inputs, block_table.numpy(), seq_lens.numpy(), scale, array_of(out), shares
+    )
     return out
 
 
 def prefill_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """See `ops.prefill_attention`; in portions of queries, each with the keys up to its end, so
-    that about half of the products with keys nobody may see are never done."""
-    out, past = torch.empty_like(q), len(k) - len(q)
+    that about half of the products with masked keys are never computed."""
+    out = torch.empty_like(q)
+    past = len(k) - len(q)
     for start in range(0, len(q), QUERY_CHUNK):
         end = min(start + QUERY_CHUNK, len(q))
         keys, values = k[: past + end], v[: past + end]

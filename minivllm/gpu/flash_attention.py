@@ -1,5 +1,5 @@
-"""Attention by the library flash-attn, on the paged cache as it lies. Given (no notebook builds
-it).
+"""The operations of `gpu.ops`, with the attention of the library flash-attn, on the paged cache as
+it lies. Not built in the course.
 
 The library reads pages of 256 tokens and multiples, in bfloat16 and float16: `why_not` says
 whether the settings suit it. Source: Dao 2023, "FlashAttention-2", arXiv 2307.08691.
@@ -13,7 +13,31 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minivllm.gpu.ops import (
+    add_rms_norm,
+    embed,
+    linear,
+    norm_rope,
+    rms_norm,
+    rope_table,
+    silu_mul,
+    slot_mapping,
+    store_kv,
+)
 from minivllm.ops import AttentionMetadata
+
+__all__ = [
+    "add_rms_norm",
+    "attention",
+    "embed",
+    "linear",
+    "norm_rope",
+    "rms_norm",
+    "rope_table",
+    "silu_mul",
+    "slot_mapping",
+    "store_kv",
+]
 
 PAGE = 256  # tokens; a block must be a multiple of it
 MAX_HEAD_DIM = 256

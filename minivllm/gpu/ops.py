@@ -1,5 +1,5 @@
 """The operations of `ops` for a GPU: the same names and signatures, with Triton's kernels, and
-PyTorch's products (the vendor's library is hard to beat). Given (no notebook builds it).
+PyTorch's products (the vendor's library is hard to beat). Not built in the course.
 
 Tensor letters as in `ops`.
 """
@@ -42,11 +42,12 @@ def attention(
     num_decodes, table, seq_lens = metadata.num_decodes, metadata.block_table, metadata.seq_lens
     decodes = slice(num_decodes)
     if num_decodes > 0:
-        if metadata.split is None:
-            metadata.split = Plan(seq_lens[decodes])
+        plan = metadata.split
+        if not isinstance(plan, Plan):
+            plan = metadata.split = Plan(seq_lens[decodes])
         decoded = decode_attention(
             q[decodes], k_cache, v_cache, table[decodes], seq_lens[decodes],
-            metadata.max_seq_len, scale, metadata.split,
+            metadata.max_seq_len, scale, plan,
         )  # fmt: skip
         if metadata.is_decode:
             return decoded

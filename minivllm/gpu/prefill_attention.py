@@ -1,5 +1,5 @@
 """Paged attention of many new tokens per request, in Triton: prompts, chunks of prompts, and
-what follows a prefix that was found in the cache. Given (no notebook builds it).
+what follows a prefix that was found in the cache. Not built in the course.
 
 The same running softmax over tiles of keys as `decode_attention`, with tiles of queries and a
 causal mask. Oracle: `ops.prefill_attention`. Tensor letters as in `kernels`; L new tokens.

@@ -1,8 +1,8 @@
-"""Sampling on a GPU in two launches: the largest of logits + noise. Given (no notebook builds it).
+"""Sampling on a GPU in two launches: the largest of logits + noise. Not built in the course.
 
 Gumbel-max (`sampler.gumbel_sample` is the oracle): no softmax, no sum over the vocabulary, one
 pass. The noise of a token is a hash of seed, position and token id, so it is the same in any
-batch. Temperature 0 adds no noise. Leaves out filters and penalties.
+batch. Temperature 0 adds no noise. Does not handle filters or penalties.
 """
 
 from __future__ import annotations
