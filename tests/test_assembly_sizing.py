@@ -37,5 +37,5 @@ def test_what_cannot_fit_is_refused_before_it_is_allocated(path, setting, value,
 @pytest.mark.parametrize("name", ["mps", "meta", "toaster"])
 def test_other_devices_are_refused_by_name(path, name):
     """PyTorch knows devices that the engine does not."""
-    with pytest.raises(ValueError, match=f"device='{name}' is .*; try 'auto', 'cpu' or 'cuda'"):
+    with pytest.raises(ValueError, match=f"device='{name}' must be auto, cpu, cuda"):
         LLM(path, device=name, progress=False)
