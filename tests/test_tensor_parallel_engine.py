@@ -1,6 +1,6 @@
 """A whole engine in shards gives the tokens of the whole model; the ranks are threads here.
 
-Real processes are in test_workers.py.
+Real processes are in test_distributed_workers.py.
 """
 
 import sys

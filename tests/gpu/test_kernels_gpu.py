@@ -23,7 +23,7 @@ import triton
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from paged_batch import PagedBatch
 
-from minivllm import kernels, noise, ops, sampler
+from minivllm import drawing, kernels, ops, sampler
 from minivllm.decode_attention import decode_attention, num_items
 from minivllm.gpu import ops as gpu_ops
 from minivllm.gpu.prefill_attention import prefill_attention
@@ -329,12 +329,12 @@ def test_tokens_are_those_of_the_oracle_but_for_ties(dtype: torch.dtype) -> None
     given = gumbel_sample(logits, heat, seeds, positions)
     expected = sampler.gumbel_sample(logits, heat, seeds, positions)
     assert (given == expected).double().mean() > 0.98
-    bits = noise.hash_counter(
-        noise.hash_counter(seeds, positions)[:, None], torch.arange(151_936, device=DEVICE)
+    bits = drawing.hash_counter(
+        drawing.hash_counter(seeds, positions)[:, None], torch.arange(151_936, device=DEVICE)
     )
     hot = (heat > 0)[:, None]
     scores = logits.double() / torch.where(hot, heat[:, None].double(), 1.0)
-    scores += torch.where(hot, noise.gumbel_noise(bits), 0.0)
+    scores += torch.where(hot, drawing.gumbel_noise(bits), 0.0)
     lost = scores.gather(1, expected[:, None]) - scores.gather(1, given[:, None])
     assert lost.max() < 2e-3
     greedy = heat == 0

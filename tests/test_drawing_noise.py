@@ -12,7 +12,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from sampling_cases import assert_fits
 
-from minivllm import noise
+from minivllm import drawing
 from minivllm.drawing import gumbel_noise, hash_counter, mix_bits, to_uniform
 
 ALL_ONES = -1  # all 64 bits set
@@ -27,7 +27,7 @@ def python_mix(x: int) -> int:
 
 def test_mix_bits_is_splitmix64() -> None:
     """The first numbers of the published generator from state 0, and Python's integers."""
-    states = torch.tensor([1, 2, 3]) * noise.GOLDEN
+    states = torch.tensor([1, 2, 3]) * drawing.GOLDEN
     published = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
     assert [x % 2**64 for x in mix_bits(states).tolist()] == published
     for x in (0, 1, 2**62 + 12345, 2**63 - 1, -1, -(2**63)):
@@ -36,7 +36,7 @@ def test_mix_bits_is_splitmix64() -> None:
 
 def test_hash_counter_is_a_sequence_of_the_scrambled_seed() -> None:
     """The numbers do not depend on the machine or the version, so a seed lasts."""
-    golden = noise.GOLDEN % 2**64
+    golden = drawing.GOLDEN % 2**64
     for seed, counter in ((0, 0), (0, 1), (5, 0), (2**63 - 1, 2**20)):
         start = python_mix((seed + golden) % 2**64)
         expected = python_mix((start + (counter + 1) * golden) % 2**64)
@@ -100,5 +100,5 @@ def test_gumbel_noise_is_finite_for_all_bits() -> None:
     noise = gumbel_noise(torch.tensor([0, 1, 2**62, -(2**63), ALL_ONES]))
     assert noise.isfinite().all()
     assert noise[2].item() == pytest.approx(-math.log(-math.log(0.25)))
-    assert noise.tolist()[0] == pytest.approx(-3.604, abs=1e-3)
-    assert noise.tolist()[-1] == pytest.approx(36.737, abs=1e-3)
+    assert drawing.tolist()[0] == pytest.approx(-3.604, abs=1e-3)
+    assert drawing.tolist()[-1] == pytest.approx(36.737, abs=1e-3)

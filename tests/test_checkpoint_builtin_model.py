@@ -234,7 +234,7 @@ def test_a_finished_model_is_found_at_once_and_without_torch(tmp_path):
 import sys, time
 from pathlib import Path
 from minivllm.checkpoint import hub
-from test_builtin_model import tiny_model
+from test_checkpoint_builtin_model import tiny_model
 hub.BUILTIN_MODELS = [tiny_model(Path(sys.argv[1]))]
 times = []
 for _ in range(5):
