@@ -54,7 +54,7 @@ PICTURES = {
     "tape": lambda: draw.tape(*make_tape(), "A step"),
     "buckets": lambda: draw.buckets({1: 1, 2: 2, 3: 4, 5: None}, "at most 5"),
     "rides": lambda: draw.rides([(1, None), (3, 4), (4, 4)], "a run"),
-    "places": lambda: draw.places({"one": ([5, 9], [17, 0], 1)}, nobody=9),
+    "places": lambda: draw.places({"one": ([5, 9], [17, 0], 1)}, padding_row=9),
     "ladder": lambda: draw.ladder(RESULTS, [1, 8]),
     "timelines": lambda: draw.timelines(RESULTS, ["fast"]),
 }
@@ -91,8 +91,8 @@ def test_words_name_the_numbers(name, words):
 
 def test_a_stale_place_is_marked():
     """A row behind the real ones that is not the padding's."""
-    fresh = draw.places({"one": ([5, 9], [17, 0], 1)}, nobody=9)
-    stale = draw.places({"one": ([5, 7], [17, 0], 1)}, nobody=9)
+    fresh = draw.places({"one": ([5, 9], [17, 0], 1)}, padding_row=9)
+    stale = draw.places({"one": ([5, 7], [17, 0], 1)}, padding_row=9)
     assert fresh.png != stale.png
 
 

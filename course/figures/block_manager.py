@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
 
 from course.figures.common import (
     GRID,
@@ -13,6 +15,7 @@ from course.figures.common import (
     key,
     label,
     legend,
+    mark,
     new_axes,
     picture,
     speeds,
@@ -20,9 +23,12 @@ from course.figures.common import (
     timeline,
     write,
 )
-from minivllm.pictures.figures import PALETTE, halo, shade
+from minivllm.pictures.figures import PALETTE, halo
 from minivllm.pictures.timeline import block_owners, count, num_blocks_in_use, request_rows
 from minivllm.trace import Trace
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = [
     "block_history",
@@ -59,7 +65,7 @@ def reservations(used: Sequence[int], reserved: int) -> Picture:
 
 
 def memory_strip(spans: Mapping[str, tuple[int, int]], total: int, wanted: int) -> Picture:
-    """Contiguous memory: who holds which (start, size) of its `total` slots, and what is free."""
+    """Contiguous memory: the (start, size) that each request holds of `total` slots, and gaps."""
     figure, ax = new_axes(1.7)
     gaps, end = [], 0
     for start, size in [*sorted(spans.values()), (total, 0)]:
@@ -110,7 +116,7 @@ def slots(num_blocks: Mapping[int, int], block_size: int) -> Picture:
 
 
 def ownership(tables: Mapping[str, Sequence[int]], ref_counts: Sequence[int]) -> Picture:
-    """Whose table each block stands in and at which place; below, each block's count."""
+    """The tables in which each block stands, and its place there; below, each block's count."""
     figure, ax = new_axes(1.3 + 0.42 * (len(tables) + 1))
     for y, table in enumerate(tables.values()):
         for place, block in enumerate(table):
@@ -154,30 +160,87 @@ def trade_off(wasted: Mapping[int, float], entries: Mapping[int, float]) -> Pict
 def block_history(trace: Trace) -> Picture:
     """Every block (upwards) in every step (to the right): free, cached, in prefill or decode.
 
-    Neighbours differ in shade; a number stands where a request gets its first block.
+    Lines separate the blocks of different requests; a number is the request's.
     """
     rows = request_rows(trace)
-    number_of = {row.label: i for i, row in enumerate(rows.values())}
-    image = [[shade("free")] * len(trace.steps) for _ in range(trace.num_blocks)]
-    figure, ax = new_axes(3.6)
-    named = set[str]()
+    figure, ax = new_axes(4.2)
+    # [block][step]: the owner and the state
+    seen = [[("", "free")] * (len(trace.steps) + 1) for _ in range(trace.num_blocks + 1)]
     for step in trace.steps:
         for block in step.cached_blocks:
-            image[block][step.index] = shade("cached")
+            seen[block][step.index] = ("", "cached")
         for block, owners in block_owners(trace, step, rows).items():
-            name, phase = owners[0]
-            image[block][step.index] = shade(phase, number_of[name] % 3)
-            if name not in named:
-                write(ax, step.index, block, name, ha="left", path_effects=halo())
-                named.add(name)
-    ax.imshow(image, aspect="auto", origin="lower", interpolation="nearest")
+            seen[block][step.index] = owners[0]
+    spans = _spans(seen)
+    for state in ("prefill", "decode", "cached"):
+        look = fill(state) | {"linewidth": 0} | ({"hatch": ".."} if state == "cached" else {})
+        for block, start, end, (_, what) in spans:
+            if what == state:
+                ax.broken_barh([(start, end - start)], (block, 1), **look)
+    _draw_borders(ax, seen)
     most = max(num_blocks_in_use(step) for step in trace.steps)
-    title = f"At most {most} of {trace.num_blocks} blocks are in use; a number: a request begins"
+    title = f"At most {most} of {trace.num_blocks} blocks are in use, by {count(len(rows), 'request')}"
     label(ax, title, "step", f"block (of {trace.block_size} tokens)")
-    names = {"prefill": "owner in prefill", "decode": "owner in decode (three shades)"}
-    legend(ax, [key(state, names.get(state, state)) for state in (*names, "cached", "free")])
+    ax.set(xlim=(0, len(trace.steps)), ylim=(0, trace.num_blocks))
+    _name_owners(ax, spans, seen)
+    keys = [key("prefill", "prefill"), key("decode", "decode"), key("cached", "cached", hatch="..")]
+    keys += [key("free", "free"), mark("another request", linestyle="-", linewidth=0.8)]
+    legend(ax, [*keys, mark("its number", marker="$7$")])
     alt = f"Map of {trace.num_blocks} blocks over {count(len(trace.steps), 'step')}. {title}."
     return picture(figure, alt)
+
+
+Cell = tuple[str, str]  # owner, state
+
+
+def _spans(seen: Sequence[Sequence[Cell]]) -> list[tuple[int, int, int, Cell]]:
+    """The steps in which a block stays as it is: (block, start, end, what it is)."""
+    spans = []
+    for block, cells in enumerate(seen):
+        start = 0
+        for cell, steps in groupby(cells):
+            end = start + len(list(steps))
+            spans.append((block, start, end, cell))
+            start = end
+    return spans
+
+
+def _draw_borders(ax: Axes, seen: Sequence[Sequence[Cell]]) -> None:
+    """A line wherever the owner changes, from a block to the one above or from step to step."""
+    lines = []
+    for block, cells in enumerate(seen):
+        for step, (owner, _) in enumerate(cells):
+            if step and owner != cells[step - 1][0]:
+                lines.append([(step, block), (step, block + 1)])
+            if block and owner != seen[block - 1][step][0]:
+                lines.append([(step, block), (step + 1, block)])
+    from matplotlib.collections import LineCollection
+
+    ax.add_collection(LineCollection(lines, colors=INK, linewidths=0.5))
+
+
+def _name_owners(
+    ax: Axes, spans: Sequence[tuple[int, int, int, Cell]], seen: Sequence[Sequence[Cell]]
+) -> None:
+    """The number of each request where there is room for it: best on a long span, between two of
+    the same request."""
+    right = ax.get_xlim()[1]
+    top = ax.get_ylim()[1]
+    places: dict[str, tuple[float, float]] = {}
+
+    def room(span: tuple[int, int, int, Cell]) -> tuple[bool, int]:
+        block, start, end, (owner, _) = span
+        around = (seen[block - 1][(start + end) // 2][0], seen[block + 1][(start + end) // 2][0])
+        return around == (owner, owner), end - start
+
+    owned = [span for span in spans if span[3][0]]
+    for block, start, end, (owner, _) in sorted(owned, key=room, reverse=True):
+        x = (start + end) / 2
+        y = block + 0.5
+        near = any(abs(x - a) < right / 25 and abs(y - b) < top / 16 for a, b in places.values())
+        if owner not in places and not near:
+            places[owner] = (x, y)
+            write(ax, x, y, owner, path_effects=halo())
 
 
 def free_blocks(traces: Mapping[str, Trace], reserve: Mapping[str, int]) -> Picture:

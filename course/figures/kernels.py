@@ -7,14 +7,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from course.figures.common import (
+    GRID,
     INK,
     Picture,
+    dots,
     fill,
     key,
     label,
     legend,
+    log_axis,
+    look,
+    mark,
     new_axes,
     picture,
+    source,
     this_machine,
     write,
 )
@@ -62,7 +68,7 @@ def tiles(found: Sequence[tuple[Sequence[int], Sequence[int]]], size: int) -> Pi
 
 
 def memory_map(log: Iterable[Access], sizes: Mapping[str, int]) -> Picture:
-    """The memory of each tensor as a strip: who reads and who writes each place of it."""
+    """The memory of each tensor as a strip: the programs that read and write each place."""
     figure, ax = new_axes(1.3 + 0.42 * len(sizes))
     users: dict[tuple[str, int], list[int]] = {}
     stored = set[tuple[str, int]]()
@@ -95,7 +101,7 @@ def memory_map(log: Iterable[Access], sizes: Mapping[str, int]) -> Picture:
 
 
 def cache_map(slots: Mapping[str, int], num_blocks: int, block_size: int) -> Picture:
-    """The slots of a cache, a row for each block, and whose token lies where."""
+    """The slots of a cache, a row for each block, and the tokens in them."""
     figure, ax = new_axes(1.2 + 0.26 * num_blocks)
     for block in range(num_blocks):
         ax.barh(block, block_size, 0.8, left=-0.5, **fill("free"))
@@ -228,6 +234,18 @@ def work_list(lens: Sequence[int], chunk_size: int, num_items: int) -> Picture:
 # -- recorded speeds -----------------------------------------------------------------------------
 
 Results = Sequence[Mapping[str, Any]]
+# what limits it: the field of the work, that of the limit, and work per microsecond at a limit of 1
+WORK = {
+    "GB/s": ("num_bytes", "limit_gb_per_s", 1e3),
+    "TFLOP/s": ("flops", "limit_tflop_per_s", 1e6),
+}
+LIMIT: dict[str, Any] = {
+    "marker": "|",
+    "markersize": 14,
+    "markeredgewidth": 2.2,
+    "color": INK,
+    "linestyle": "none",
+}
 WAYS = (
     ("", "decode", "Triton"),
     ("torch_", "waiting", "torch"),
@@ -236,38 +254,38 @@ WAYS = (
 
 
 def speeds(results: Results, unit: str = "GB/s") -> Picture:
-    """How near each way of computing comes to the device's limit: GB/s, or TFLOP/s.
+    """The time of each way to compute a workload, and the least time that the device allows.
 
-    A bar's number is its time in microseconds.
+    `unit` is what limits it: "GB/s" of memory, or "TFLOP/s" of arithmetic.
     """
-    work, limit = ("num_bytes", "limit_gb_per_s"), 1e3
-    if unit == "TFLOP/s":
-        work, limit = ("flops", "limit_tflop_per_s"), 1e6
-    figure, ax = new_axes(1.3 + 0.52 * len(results))
-    top, lines = float(results[0][work[1]]), []
+    work, limit, per_second = WORK[unit]
+    figure, ax = new_axes(1.7 + 0.42 * len(results))
+    used = [way for way in WAYS if any(result[f"{way[0]}microseconds"] for result in results)]
+    top = float(results[0][limit])
+    shares, times, lines = [], [], []
     for y, result in enumerate(results):
-        for shift, (prefix, state, name) in zip((-0.27, 0, 0.27), WAYS):
-            time = result[f"{prefix}microseconds"]
-            if time is None:
-                continue
-            rate = result[work[0]] / time / limit
-            ax.barh(y + shift, rate, 0.25, **fill(state))
-            shown = f"{time:,.0f}" if time >= 100 else f"{time:.1f}"
-            style: dict[str, Any] = {"ha": "left", "fontsize": 7, "path_effects": halo()}
-            write(ax, rate + top / 120, y + shift, f"{shown} µs", **style)
-            lines.append(f"{result['workload']} {name} {rate:,.0f} {unit}")
-    ax.axvline(top, color=INK, linestyle="--", linewidth=1.2)
+        least = result[work] / top / per_second
+        found = {state: result[f"{prefix}microseconds"] for prefix, state, _ in used}
+        found = {state: time for state, time in found.items() if time}
+        dots(ax, y, found, [""] * len(found))
+        ax.plot(least, y, **LIMIT)
+        shares.append(least / found["decode"])
+        times += found.values()
+        told = ", ".join(f"{name} {found[s]:,.3g} µs" for _, s, name in used if s in found)
+        lines.append(f"{result['workload']}: {told}, the limit {least:.2g} µs")
+        ax.text(1.02, y, f"{shares[-1]:.0%}", fontsize=9, va="center", color=INK,
+                transform=ax.get_yaxis_transform())  # fmt: skip
+    ax.text(1.02, 1.02, "Triton, of\nthe limit", fontsize=8, color=INK, transform=ax.transAxes)
+    title = f"Triton reaches {min(shares):.0%} to {max(shares):.0%} of the limit, {top:,.0f} {unit}"
+    label(ax, title, "microseconds (log scale)", "")
+    names = [result["workload"].replace(", ", "\n") for result in results]
+    ax.set_yticks(range(len(results)), names)
+    ax.set_ylim(len(results) - 0.5, -0.5)
+    log_axis(ax, min(times) / 4, max(times) * 1.6)
+    ax.grid(axis="y", color=GRID, linewidth=0.6, linestyle=":")
+    limit_key = mark("least time (limit)", **LIMIT)
+    legend(ax, [*(mark(name, **look(state)) for _, state, name in used), limit_key])
     about = results[0]
     versions = ", ".join(f"{name} {about['versions'][name]}" for name in ("torch", "triton"))
-    title = f"{about['machine']}, {versions}, {about['date']}"
-    label(ax, title, f"{unit} (dashed: the most that was measured, {top:,.0f})", "")
-    ax.set_ylim(len(results) - 0.5, -0.5)
-    ax.set_yticks(
-        range(len(results)), [result["workload"].replace(", ", "\n") for result in results]
-    )
-    ax.set_xlim(0, top * 1.12)
-    used = [way for way in WAYS if any(result[f"{way[0]}microseconds"] for result in results)]
-    legend(ax, [key(state, name) for _, state, name in used])
-    return picture(
-        figure, f"Bar chart, {title}; the limit is {top:,.0f} {unit}. {'; '.join(lines)}."
-    )
+    source(figure, f"{about['machine']}, {versions}, {about['date']}")
+    return picture(figure, f"Dots on a log axis of time. {title}. {'; '.join(lines)}.")

@@ -4,6 +4,8 @@ maps, the residual stream, and the roofline of the reader's machine."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from course.figures.common import (
@@ -36,12 +38,12 @@ __all__ = [
     "this_machine",
 ]
 
-MARKS = ("o", "s", "D", "^", "v", "P")  # beside the colours, for those who see none
+MARKS = ("o", "s", "D", "^", "v", "P")  # curves can be told apart without colour
 STATES = ("prefill", "decode", "cached", "waiting")
 
 
 def bits(rows: Mapping[str, tuple[str, int]]) -> Picture:
-    """Formats of floating point: the bits of a number, of which so many are the exponent."""
+    """The bits of a number in some formats: (all bits, how many of them are the exponent)."""
     figure, ax = new_axes(1.2 + 0.42 * len(rows))
     for y, (pattern, num_exponent) in enumerate(rows.values()):
         for x, bit in enumerate(pattern):
@@ -139,29 +141,35 @@ def groups(reads: Sequence[int]) -> Picture:
 
 
 def attention_maps(maps: Mapping[str, Sequence[Sequence[float]]], tokens: Sequence[str]) -> Picture:
-    """Attention weights of some heads: a row for each token that looks, a column for each seen."""
+    """Attention weights of some heads: a row for each token that reads, a column for each read."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    figure, axes = new_axes(3.0, columns=len(maps), squeeze=False)
-    paint = LinearSegmentedColormap.from_list("attention", ["#ffffff", PALETTE["prefill"]])
-    shown = [text.replace("\n", "↵").replace("$", r"\$") for text in tokens]
+    figure, axes = new_axes(3.4, columns=len(maps), squeeze=False)
+    paint = LinearSegmentedColormap.from_list("attention", ["#ffffff", PALETTE["prefill"], INK])
+    shown = [text.replace("\n", "↵").replace("$", r"\$").strip() for text in tokens]
+    edges = [place - 0.5 for place in range(len(shown) + 1)]
+    parts = []
     for ax, (name, weights) in zip(axes[0], maps.items(), strict=True):
-        ax.imshow(weights, cmap=paint, vmin=0, vmax=1)
+        image = ax.imshow(weights, cmap=paint, vmin=0, vmax=1)
+        ax.vlines(edges, -0.5, len(shown) - 0.5, GRID, linewidth=0.4)
+        ax.hlines(edges, -0.5, len(shown) - 0.5, GRID, linewidth=0.4)
         ax.set_title(name, fontsize=9, loc="left")
         ax.set_xticks(range(len(shown)), shown, rotation=90, fontsize=7)
         ax.set_yticks(range(len(shown)), shown if ax is axes[0, 0] else [], fontsize=7)
+        ax.tick_params(length=0)
         ax.set_xlabel("token that is read", fontsize=8)
-        for y, row in enumerate(weights):
-            x = list(row).index(max(row))
-            ax.text(x, y, f"{100 * row[x]:.0f}", fontsize=5.5, ha="center", va="center",
-                    color="white" if row[x] > 0.5 else INK, in_layout=False)  # fmt: skip
-    axes[0, 0].set_ylabel("token that reads", fontsize=8)
-    figure.suptitle("Attention weights (number: a row's largest, in %)", x=0.01, ha="left",
-                    fontsize=10)  # fmt: skip
-    parts = []
-    for name, weights in maps.items():
+        strongest = [list(row).index(max(row)) for row in weights]
         first = sum(row[0] for row in weights[1:]) / max(1, len(weights) - 1)
-        parts.append(f"{name}: {100 * first:.0f}% of the weight on the first token")
+        parts.append(
+            f"{name}: {100 * first:.0f}% of the weight on the first token; most read from"
+            f" {tokens[-1]!r}: {tokens[strongest[-1]]!r}"
+        )
+    axes[0, 0].set_ylabel("token that reads", fontsize=8)
+    bar = figure.colorbar(image, ax=axes[0], location="bottom", shrink=0.4, aspect=35, pad=0.02)
+    bar.set_label("attention weight (each row sums to 1)", fontsize=8)
+    bar.ax.tick_params(labelsize=8)
+    title = f"{count(len(maps), 'head')}, {count(len(maps), 'habit')}: what each token reads"
+    figure.suptitle(title, x=0.015, ha="left", fontsize=10)
     return picture(
         figure, f"{count(len(maps), 'attention map')} of {len(shown)} tokens. {'; '.join(parts)}."
     )
@@ -186,23 +194,31 @@ def stream(total: Sequence[float], attention: Sequence[float], mlp: Sequence[flo
 
 
 def guesses(rows: Sequence[tuple[str, float]]) -> Picture:
-    """What the model would say after each layer: token and its probability."""
-    figure, ax = new_axes(0.9 + 0.19 * len(rows))
-    for y, (text, probability) in enumerate(rows, start=-1):
-        ax.barh(y, 100 * probability, 0.8, **fill("decode"))
+    """The most probable token after each layer and its probability, as if that layer were the
+    last; a token is named where it takes the lead."""
+    figure, ax = new_axes(3.3)
+    leads = [(text, [100 * p for _, p in group]) for text, group in groupby(rows, itemgetter(0))]
+    start = -1
+    for number, (text, percents) in enumerate(leads):
+        places = range(start, start + len(percents))
+        state = "waiting" if number % 2 else "decode"
+        ax.bar(places, percents, 0.86, **fill(state))
         shown = repr(text).replace("$", r"\$")
-        write(ax, 100 * probability + 1, y, shown, ha="left", fontsize=7, in_layout=False)
-    label(ax, "Logits of each layer, as if it were the last", "probability of its first guess (%)",
-          "layer (-1: embedding)")  # fmt: skip
-    ax.set_xlim(0, 118)
-    ax.set_ylim(len(rows) - 1.4, -1.6)
-    ax.set_yticks(range(-1, len(rows) - 1, 2))
-    final = rows[-1][0]
-    since = len(rows)
-    while since > 0 and rows[since - 1][0] == final:
-        since -= 1
-    words = f"The final guess {final!r} ({100 * rows[-1][1]:.0f}%) leads from layer {since - 1} on"
-    return picture(figure, f"Bar chart of {len(rows)} guesses. {words}.")
+        at = {"rotation": 90, "va": "bottom", "fontsize": 8.5, "parse_math": False}
+        write(ax, start + (len(percents) - 1) / 2, max(percents) + 2, shown, **at)
+        start += len(percents)
+    final, percents = leads[-1]
+    since = len(rows) - 1 - len(percents)
+    change = f"from {percents[0]:.0f}% to {percents[-1]:.0f}%"
+    words = f"The guess {final!r} leads from layer {since} on; its probability goes {change}"
+    label(ax, words, "layer (-1: embedding)", "probability of the first guess (%)")
+    ax.set_xlim(-1.7, len(rows) - 1.3)
+    ax.set_ylim(0, 142)
+    ax.set_yticks(range(0, 101, 25))
+    ax.set_xticks(range(-1, len(rows) - 1, 2))
+    legend(ax, [key("decode", "one token leads"), key("waiting", "then another one")])
+    order = ", ".join(repr(text) for text, _ in leads)
+    return picture(figure, f"Bar chart of {len(rows)} guesses. {words}. In order: {order}.")
 
 
 def roofline(

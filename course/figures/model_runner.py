@@ -9,10 +9,14 @@ from course.figures.common import (
     GRID,
     INK,
     Picture,
+    dots,
     fill,
     key,
     label,
     legend,
+    log_axis,
+    look,
+    mark,
     new_axes,
     picture,
     speeds,
@@ -76,7 +80,7 @@ def block_tables(rows: Any, before: Any) -> Picture:
     """The block tables on the device, a row each; marked is what differs from `before`."""
     table, old = rows.block_table.tolist(), before.tolist()
     names = {row: name for name, row in rows.row_of.items()}
-    names[rows.padding_row] = "nobody"
+    names[rows.padding_row] = "padding"
     figure, ax = new_axes(1.2 + 0.34 * len(table))
     changes = []
     for row, entries in enumerate(table):
@@ -106,9 +110,11 @@ def block_tables(rows: Any, before: Any) -> Picture:
 
 
 def step(lines: Mapping[str, Sequence[Any]], owners: Sequence[int], title: str) -> Picture:
-    """The tokens of a step, a column each; every line says one thing of them. Chunks differ in
-    colour, and a thick line stands between them."""
-    figure, ax = new_axes(0.95 + 0.33 * len(lines))
+    """The tokens of a step, a column each, and one line for each thing to know of them.
+
+    Chunks differ in colour, and a thick line stands between them.
+    """
+    figure, ax = new_axes(1.2 + 0.33 * len(lines))
     words = []
     for y, (name, values) in enumerate(lines.items()):
         for x, value in enumerate(values):
@@ -124,17 +130,19 @@ def step(lines: Mapping[str, Sequence[Any]], owners: Sequence[int], title: str) 
     ax.set_ylim(len(lines) - 0.45, -0.55)
     ax.set_xticks(range(len(owners)))
     ax.set_yticks(range(len(lines)), lines)
+    chunks = sorted(set(owners))
+    legend(ax, [key(STATES[chunk % 3], f"token of chunk {chunk}") for chunk in chunks])
     return picture(figure, f"Table of the {len(owners)} tokens of a step. {'; '.join(words)}.")
 
 
 def slots(
     places: Mapping[str, tuple[Sequence[int], Sequence[int]]], num_blocks: int, block_size: int
 ) -> Picture:
-    """The slots of the cache in their blocks: whose token lies where, and which position it is.
+    """The slots of the cache in their blocks, each with its request and position.
 
     `places`: for each request its (positions, slots). A slot of two owners is marked.
     """
-    figure, ax = new_axes(1.2 + 0.3 * num_blocks)
+    figure, ax = new_axes(1.45 + 0.3 * num_blocks)
     for slot in range(num_blocks * block_size):
         block, offset = divmod(slot, block_size)
         look = fill("free") | {"edgecolor": GRID}
@@ -162,7 +170,9 @@ def slots(
     ax.set_xticks(range(block_size))
     ax.set_yticks(range(num_blocks))
     ax.set_ylim(num_blocks - 0.45, -0.55)
-
+    keys = [key(STATES[n % 3], f"{name} and its position") for n, name in enumerate(names)]
+    keys.append(key("free", "empty"))
+    legend(ax, keys + ([key("preempted", "two tokens in one slot")] if double else []))
     alt = f"Grid of {num_blocks} blocks of {block_size}. {title}. {'; '.join(words)}."
     return picture(figure, alt)
 
@@ -194,22 +204,31 @@ def weights(shares: Sequence[Sequence[float]], seq_lens: Sequence[int]) -> Pictu
 
 
 def differences(found: Mapping[str, float], margin: float, title: str) -> Picture:
-    """How far logits are from those of one prefill, at most; a line where the winner would
-    change."""
-    figure, ax = new_axes(1.3 + 0.36 * len(found))
-    floor = 1e-8
-    bars = ax.barh(list(found), [max(v, floor) for v in found.values()], 0.6, **fill("decode"))
-    ax.bar_label(bars, [f" {v:.1e}" if v else " 0, bit by bit" for v in found.values()], fontsize=8)
-    ax.axvline(margin, color=PALETTE["preempted"], linestyle="--", linewidth=1.5)
-    ax.text(margin, -0.75, "the winner's lead ", fontsize=8, ha="right", color=INK)
-    label(ax, title, "largest difference of any logit (log scale)", "")
-    ax.set_xscale("log")
-    ax.set_xlim(floor / 2, margin * 20)
-    ax.set_ylim(len(found) - 0.4, -1.1)
+    """The largest difference of a logit from those of one prefill, for each way to compute them.
+
+    `margin` is the difference that would change the most probable token.
+    """
+    figure, ax = new_axes(1.6 + 0.36 * len(found))
+    smallest = min([value for value in found.values() if value], default=margin)
+    for y, value in enumerate(found.values()):
+        if value:
+            dots(ax, y, {"decode": value}, [f"{value:.1e}"])
+        else:
+            write(ax, smallest / 20, y, "0: the same in every bit (a log axis has no 0)", ha="left")
+    line = {"color": PALETTE["preempted"], "linestyle": "--", "linewidth": 1.5}
+    ax.axvline(margin, **line)
+    times_less = margin / max(smallest, *found.values())
+    words = f"{title}: the lead is {times_less:,.0f} times the largest difference"
+    label(ax, words, "largest difference of any logit (log scale)", "")
+    log_axis(ax, smallest / 30, margin * 20)
+    ax.set_ylim(len(found) - 0.5, -0.5)
+    ax.set_yticks(range(len(found)), list(found))
+    lead = mark(f"lead of the most probable token: {margin:.2g}", **line)
+    legend(ax, [mark("largest difference", **look("decode")), lead])
     parts = [f"{name} {value:.1e}" for name, value in found.items()]
     return picture(
         figure,
-        f"Bars of the largest difference of a logit: {', '.join(parts)}. The most probable token"
+        f"Dots at the largest difference of a logit: {', '.join(parts)}. The most probable token"
         f" leads by {margin:.2g}.",
     )
 

@@ -15,6 +15,7 @@ from course.figures.common import (
     legend,
     new_axes,
     picture,
+    source,
     speeds,
     this_machine,
     timeline,
@@ -87,7 +88,7 @@ def matches(rows: Mapping[str, tuple[int, int]], block_size: int, title: str) ->
 
 def chains(rows: Mapping[str, Sequence[tuple[str, int]]]) -> Picture:
     """Each row's blocks as (text, key), from left to right; a key that two rows share is gold."""
-    figure, ax = new_axes(0.9 + 0.62 * len(rows))
+    figure, ax = new_axes(1.2 + 0.62 * len(rows))
     rows_of: dict[int, set[str]] = {}
     for name, blocks in rows.items():
         for _, number in blocks:
@@ -101,11 +102,12 @@ def chains(rows: Mapping[str, Sequence[tuple[str, int]]]) -> Picture:
             if x:
                 arrow = {"arrowstyle": "->", "color": INK}
                 ax.annotate("", (x, y), xytext=(x - 0.16, y), arrowprops=arrow)
-    label(ax, "Gold: two rows have this key", "block", "")
+    label(ax, "Blocks and their keys, each made of all tokens up to its end", "block", "")
     ax.set_xlim(-0.1, max(map(len, rows.values())))
     ax.set_xticks([x + 0.42 for x in range(max(map(len, rows.values())))], _numbers(rows))
     ax.set_ylim(len(rows) - 0.5, -0.5)
     ax.set_yticks(range(len(rows)), list(rows))
+    legend(ax, [key("cached", "a key that two rows have"), key("free", "a key of one row")])
     shared = sum(len(names) > 1 for names in rows_of.values())
     alt = f"{count(len(rows), 'chain')} of blocks with their keys; {count(shared, 'key')} shared."
     texts = [f"{name}: {' | '.join(text for text, _ in blocks)}" for name, blocks in rows.items()]
@@ -132,12 +134,13 @@ def collisions(shared: Mapping[int, int], num_blocks: int) -> Picture:
 
 
 class Run(NamedTuple):
-    """Neighbouring nodes of the tree that are drawn as one box, and where it stands."""
+    """Neighbouring nodes of the tree that are drawn as one box, and its place."""
 
     nodes: list[CachedBlock]
     column: int
     row: int
     parent: tuple[int, int] | None  # column and row of the run before it
+    state: str  # of the palette: decode (has owners), cached, or free (evicted)
 
     @property
     def tokens(self) -> list[int]:
@@ -160,30 +163,41 @@ def tree(
     """The tree of known blocks, beginnings at the left. `owners` counts each block's owners.
 
     `text` makes words of token ids. `joined`: blocks in a row without a branch are one box.
+    An evicted block stays in the picture, dashed, as long as a known block comes after it.
     """
-    runs = _runs(list(nodes), owners, joined)
+    known = list(nodes)
+    runs = _runs(known, owners, joined)
     num_rows = max((run.row for run in runs), default=0) + 1
     num_columns = max((run.column for run in runs), default=0) + 1
     figure, ax = new_axes(0.8 + 0.62 * num_rows)
     letters = int(100 / num_columns) - 6
     for run in runs:
-        number = owners[run.nodes[0].block_id]
-        box = fill("decode" if number else "cached") | {"linewidth": 1.0}
+        gone = {"linestyle": "--"} if run.state == "free" else {}
+        box = fill(run.state) | {"linewidth": 1.0} | gone
         ax.barh(run.row, 0.9, 0.74, left=run.column, **box)
         write(ax, run.column + 0.45, run.row - 0.16, _shortened(text(run.tokens), letters))
-        state = f"owners: {number}" if number else "cached"
+        told = {"decode": f"owners: {owners[run.nodes[0].block_id]}", "free": "evicted"}
+        state = told.get(run.state, "cached")
         write(ax, run.column + 0.45, run.row + 0.18, f"{run.name}: {state}", weight="bold")
         if run.parent:
             column, row = run.parent
-            ax.plot([column + 0.9, run.column], [row, run.row], color=INK, linewidth=1, zorder=0)
-    num_blocks = count(sum(len(run.nodes) for run in runs), "known block")
+            line = {"color": INK, "linewidth": 1, "zorder": 0} | gone
+            ax.plot([column + 0.9, run.column], [row, run.row], **line)
+    num_blocks = count(len(known), "known block")
     num_ends = count(len(runs) - len({run.parent for run in runs if run.parent}), "end")
     title = f"The tree of {num_blocks}, with {num_ends}"
     label(ax, title, "from the beginning of the prompts to their ends", "")
     ax.set(xlim=(-0.05, num_columns - 0.05), ylim=(num_rows - 0.5, -0.5), xticks=[], yticks=[])
     ax.spines["left"].set_visible(False)
-    legend(ax, [key("decode", "has owners"), key("cached", "cached: no owner")])
-    parts = [f"{run.name} ({_shortened(text(run.tokens), 40)})" for run in runs]
+    keys = [key("decode", "has owners"), key("cached", "cached: no owner")]
+    if any(run.state == "free" for run in runs):
+        keys.append(key("free", "evicted: no match reaches the blocks after it", linestyle="--"))
+    legend(ax, keys)
+    states = {"free": "evicted, "}
+    parts = [
+        f"{run.name} ({states.get(run.state, '')}{_shortened(text(run.tokens), 40)})"
+        for run in runs
+    ]
     return picture(figure, f"{title}: {'; '.join(parts)}.")
 
 
@@ -191,19 +205,29 @@ def _runs(nodes: list[CachedBlock], owners: Sequence[int], joined: bool) -> list
     """The boxes of the tree, depth first; children stand below each other, right of the parent."""
     known = set(map(id, nodes))
     children: dict[int | None, list[CachedBlock]] = {}
+    drawn = set[int]()
     for node in nodes:
-        parent = node.parent if node.parent is not None and id(node.parent) in known else None
-        children.setdefault(id(parent) if parent else None, []).append(node)
+        chain: CachedBlock | None = node
+        while chain is not None and id(chain) not in drawn:  # up to the start, evicted ones too
+            drawn.add(id(chain))
+            children.setdefault(id(chain.parent) if chain.parent else None, []).append(chain)
+            chain = chain.parent
     runs: list[Run] = []
+
+    def state_of(node: CachedBlock) -> str:
+        if id(node) not in known:
+            return "free"
+        return "decode" if owners[node.block_id] else "cached"
 
     def place(node: CachedBlock, column: int, row: int, before: tuple[int, int] | None) -> int:
         box = [node]
         while joined and len(below := children.get(id(box[-1]), [])) == 1:
-            if bool(owners[below[0].block_id]) != bool(owners[node.block_id]):
+            if state_of(below[0]) != state_of(node):
                 break
             box.append(below[0])
-        runs.append(Run(box, column, row, before))
-        below, next_row = children.get(id(box[-1]), []), row
+        runs.append(Run(box, column, row, before, state_of(node)))
+        below = children.get(id(box[-1]), [])
+        next_row = row
         for child in below:
             next_row = place(child, column + 1, next_row, (column, row))
         return next_row if below else row + 1
@@ -274,7 +298,13 @@ def first_tokens(
         style = fill(("prefill", "cached")[index % 2])
         bars = ax.bar(places, [1000 * s for s in values], width, label=name, **style)
         ax.bar_label(bars, [f"{1000 * s:.0f}" for s in values], fontsize=8)
-    label(ax, f"Time to first token; {where}", "turn (tokens of its prompt)", "milliseconds")
+    last = [1000 * values[-1] for values in seconds.values()]
+    shown = " or ".join(
+        f"{ms:.0f} ms {name}" for ms, name in zip(last, seconds, strict=True)
+    )
+    title = f"Time to first token: in turn {len(tokens)}, {shown}"
+    label(ax, title, "turn (tokens of its prompt)", "milliseconds")
+    source(figure, where)
     ax.set_xticks(range(len(tokens)), [f"{i + 1} ({n})" for i, n in enumerate(tokens)])
     ax.set_ylim(0, ax.get_ylim()[1] * 1.25)
     ax.legend(loc="upper left", ncols=len(seconds), fontsize=8, frameon=False)

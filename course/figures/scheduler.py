@@ -12,6 +12,8 @@ from course.figures.common import (
     key,
     label,
     legend,
+    look,
+    mark,
     new_axes,
     picture,
     speeds,
@@ -152,44 +154,61 @@ def memory(
     floor = [0] * len(held)
     for number, name in enumerate(names):
         tokens = [step.get(name, 0) for step in held]
-        look = {"color": shade("decode", number % 3), "edgecolor": GRID, "linewidth": 0.4}
-        ax.bar(range(len(held)), tokens, 1.0, bottom=floor, **look)
+        paint = {"color": shade("decode", number % 3), "edgecolor": GRID, "linewidth": 0.4}
+        ax.bar(range(len(held)), tokens, 1.0, bottom=floor, **paint)
         for x in range(len(held)):
-            # Named where somebody comes or goes: there the layers below may move.
+            # Named where a request comes or goes: there the layers below may move.
             if tokens[x] and (x == 0 or set(held[x]) != set(held[x - 1])):
                 write(ax, x, floor[x] + tokens[x] / 2, name, path_effects=halo())
         floor = [low + n for low, n in zip(floor, tokens, strict=True)]
     ax.axhline(limit, color=INK, linestyle="--", linewidth=1)
-    marks = {"marker": "X", "color": PALETTE["preempted"], "linestyle": "none", "markersize": 8}
     for step, name in lost:
-        ax.plot(step, limit, markeredgecolor=INK, clip_on=False, zorder=4, **marks)
+        ax.plot(step, limit, clip_on=False, zorder=4, **look("preempted"))
         write(ax, step, limit * 1.08, name)
+    for start, end in _gaps([sum(step.values()) for step in held]):
+        text = "empty: all others are done,\nthe preempted start again"
+        x = (start + end - 1) / 2
+        arrow = {"arrowstyle": "->", "color": INK}
+        style = {"fontsize": 8, "ha": "center", "color": INK, "arrowprops": arrow}
+        ax.annotate(text, (x, limit * 0.02), (x, limit * 0.84), **style)
     title = f"{count(len(lost), 'preemption')}: the newest loses all that it holds"
     label(ax, title, "step", "tokens held")
     ax.set_ylim(0, limit * 1.16)
+    keys = [key("decode", "held (letter: the request)"), mark("preempted", **look("preempted"))]
+    legend(ax, [*keys, mark(f"limit: {limit} tokens", linestyle="--")])
     told = ", ".join(f"{name} in step {step}" for step, name in lost)
     alt = f"Stacked bars of the tokens that requests hold, up to a limit of {limit}. {title}."
-    return picture(figure, f"{alt} Thrown out: {told or 'nobody'}.")
+    return picture(figure, f"{alt} Preempted: {told or 'none'}.")
+
+
+def _gaps(values: Sequence[int]) -> list[tuple[int, int]]:
+    """Where values are 0 between others: [start, end)."""
+    inside = [index for index, value in enumerate(values) if value]
+    return [(a + 1, b) for a, b in zip(inside, inside[1:]) if b > a + 1]
 
 
 # -- how long it takes -------------------------------------------------------------------------
 
 
 def token_gaps(runs: Mapping[str, Sequence[tuple[float, float]]]) -> Picture:
-    """For each run the waits between one token of an answer and its next: (second, ms)."""
+    """For each run the wait before each token of an answer: (second of its arrival, ms)."""
     figure, axes = new_axes(
-        0.4 + 1.35 * len(runs), rows=len(runs), sharex=True, sharey=True, squeeze=False
+        0.7 + 1.3 * len(runs), rows=len(runs), sharex=True, sharey=True, squeeze=False
     )
+    others = look("decode") | {"markersize": 4.5}
     parts = []
     for ax, (name, waits) in zip(axes[:, 0], runs.items(), strict=True):
-        worst = max(wait for _, wait in waits)
-        for time, wait in waits:
-            look = fill("preempted" if wait == worst else "decode")
-            ax.bar(time - wait / 1000, wait, wait / 1000, align="edge", **look)
-        parts.append(f"{name}: the longest wait is {worst:,.0f} ms")
-        label(ax, parts[-1], "time (seconds)", "wait (ms)")
+        worst = max(waits, key=lambda point: point[1])
+        ax.vlines([time for time, _ in waits], 0, [wait for _, wait in waits], INK, linewidth=0.7)
+        ax.plot(*zip(*waits, strict=True), **others)
+        ax.plot(*worst, **look("preempted"))
+        parts.append(f"{name}: the longest wait is {worst[1]:,.0f} ms")
+        label(ax, parts[-1], "time at which the token arrives (seconds)", "wait (ms)")
         ax.label_outer()
-    alt = "Blocks as wide and as high as the wait before each token of an answer; the longest red."
+    axes[0, 0].set_ylim(0, 1.15 * max(wait for waits in runs.values() for _, wait in waits))
+    keys = [mark("a token, at the wait before it", **others)]
+    legend(axes[0, 0], [*keys, mark("the longest wait", **look("preempted"))])
+    alt = "A dot for each token of an answer, as high as the wait before it; a cross: the longest."
     return picture(figure, f"{alt} {'; '.join(parts)}.")
 
 
@@ -199,8 +218,8 @@ def load_curves(curves: Mapping[str, Sequence[tuple[float, float]]]) -> Picture:
     parts = []
     for (state, marker, line), (name, points) in zip(CURVES, curves.items(), strict=False):
         rates, waits = zip(*points, strict=True)
-        look = {"marker": marker, "linestyle": line, "color": PALETTE[state], "linewidth": 2}
-        ax.plot(rates, waits, markeredgecolor=INK, markersize=7, label=name, **look)
+        paint = {"marker": marker, "linestyle": line, "color": PALETTE[state], "linewidth": 2}
+        ax.plot(rates, waits, markeredgecolor=INK, markersize=7, label=name, **paint)
         parts.append(
             f"{name}: {waits[0]:.0f} ms at {rates[0]:.0f} tokens/s, at least {min(waits):.0f} ms,"
             f" at most {max(rates):.0f} tokens/s"

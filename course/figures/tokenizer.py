@@ -14,6 +14,7 @@ from course.figures.common import (
     key,
     label,
     legend,
+    mark,
     new_axes,
     picture,
     speeds,
@@ -70,6 +71,7 @@ def tokens(rows: Mapping[str, tuple[Any, Sequence[int]]]) -> Picture:
     token is shown as one word.
     """
     figure, ax = new_axes(1.15 + 0.62 * len(rows))
+    keys = [key("decode", "token"), key("free", "next token")]
     parts = []
     for y, (name, (tokenizer, ids)) in enumerate(rows.items()):
         data = [tokenizer.token_bytes(token_id) for token_id in ids]
@@ -77,18 +79,20 @@ def tokens(rows: Mapping[str, tuple[Any, Sequence[int]]]) -> Picture:
         for number, place in enumerate(accumulate([0, *map(len, data[:-1])])):
             _draw_token(ax, place, y, data[number], number, controls[number])
         _join_characters(ax, y, b"".join(data))
-        words = f"{count(sum(map(len, data)), 'byte')} in {count(len(ids), 'token')}"
-        special = f", {sum(controls)} of them control tokens" if any(controls) else ""
-        parts.append(f"{name}: {words}{special}")
-    label(ax, "The bytes, cut into tokens", "byte of the text", "")
-    ax.set_xlim(-0.3, ax.get_xlim()[1] / 1.05 + 0.3)
+        special = f" ({sum(controls)} control)" if any(controls) else ""
+        parts.append(f"{name}: {count(len(ids), 'token')}{special}")
+    size = len(b"".join(data))
+    title = f"{count(size, 'byte')}. {'; '.join(parts)}"
+    label(ax, title, "byte of the text", "")
+    ax.set_xlim(-0.3, size + 0.3)
     ax.set_ylim(len(rows) - 0.45, -0.5)
-    names = [f"{name}\n{count(len(ids), 'token')}" for name, (_, ids) in rows.items()]
-    ax.set_yticks(range(len(rows)), names)
-    keys = [key("decode", "token"), key("free", "its neighbour")]
-    controls_key = [key("cached", "control token", linewidth=2)]
-    legend(ax, keys + (controls_key if any("control" in part for part in parts) else []))
-    return picture(figure, f"Rows of bytes, framed token by token. {'; '.join(parts)}.")
+    ax.set_yticks(range(len(rows)), list(rows))
+    if "control" in title:
+        keys.append(key("cached", "control token", linewidth=2))
+    if ax.lines:
+        keys.append(mark("one character of several bytes", linestyle="-", linewidth=1.6))
+    legend(ax, keys)
+    return picture(figure, f"Rows of bytes, framed token by token. {title}.")
 
 
 def _draw_token(ax: Axes, place: int, y: int, token: bytes, number: int, is_control: bool) -> None:
@@ -216,9 +220,9 @@ def stream(data: Sequence[bytes], pieces: Sequence[str], held: Sequence[bytes]) 
 
 
 def arrivals(seconds: Sequence[float], pieces: Sequence[str], title: str) -> Picture:
-    """The characters a reader has seen by each moment of a stream, and without streaming.
+    """The characters that a reader has seen at each moment, with and without streaming.
 
-    `seconds`: when each of `pieces` came, counted from the question.
+    `seconds`: when each of `pieces` arrived, counted from the question.
     """
     figure, ax = new_axes(2.4)
     characters = list(accumulate(map(len, pieces)))
@@ -233,9 +237,7 @@ def arrivals(seconds: Sequence[float], pieces: Sequence[str], title: str) -> Pic
     write(ax, end, 0.06 * characters[-1], f"all of it: {end:.2f} s  ", ha="right", va="bottom")
     label(ax, title, "time since the question (seconds)", "characters seen")
     ax.set_xlim(0, end * 1.02)
-    from matplotlib.lines import Line2D
-
-    streamed = Line2D([], [], color=PALETTE["prefill"], marker="o", label="stream")
-    legend(ax, [streamed, Line2D([], [], color=INK, linestyle="--", label="answer in one piece")])
+    streamed = mark("stream", color=PALETTE["prefill"], linestyle="-", marker="o")
+    legend(ax, [streamed, mark("answer in one piece", linestyle="--")])
     alt = f"Characters over time. {title}. First text after {first:.2f} s, all after {end:.2f} s"
     return picture(figure, f"{alt}: {count(len(pieces), 'piece')}.")

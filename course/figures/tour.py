@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 from course.figures.common import (
+    GRID,
     INK,
     Picture,
-    fill,
     grid,
-    key,
     label,
     legend,
+    mark,
     new_axes,
     picture,
     speeds,
     this_machine,
     timeline,
+    write,
 )
 from minivllm.pictures.figures import PALETTE
 from minivllm.pictures.timeline import count
@@ -26,24 +28,33 @@ __all__ = ["grid", "speeds", "this_machine", "timeline", "waits", "work"]
 
 
 def work(naive: Sequence[int], cached: Sequence[int]) -> Picture:
-    """For each new token: how many tokens the naive loop computes, and how many are new."""
+    """The tokens computed so far, after each new token: by the naive loop, and with a KV cache.
+
+    `naive` and `cached` hold the tokens that each new token costs.
+    """
     figure, ax = new_axes(2.8)
     places = range(1, len(naive) + 1)
-    ax.bar(places, naive, 0.8, **fill("waiting"))
-    ax.bar(places, cached, 0.4, **fill("decode"))
     words = f"{sum(naive):,} tokens computed, {sum(cached):,} of them for the first time"
-    label(ax, f"{count(len(naive), 'new token')}: {words}", "new token", "tokens computed for it")
-    ax.set_xlim(0.4, len(naive) + 0.6)
-    keys = [key("waiting", "naive loop (wide)"), key("decode", "for the first time (narrow)")]
-    legend(ax, keys)
-    alt = f"Bar chart over {count(len(naive), 'new token')}. {words}. The wide bars grow from"
-    return picture(figure, f"{alt} {naive[0]} to {naive[-1]}; after the first token one is new.")
+    for costs, state, shape in ((naive, "waiting", "s"), (cached, "decode", "o")):
+        sums = list(accumulate(costs))
+        look = {"color": PALETTE[state], "marker": shape, "markeredgecolor": INK}
+        ax.plot(places, sums, linewidth=2, markersize=5, **look)
+        write(ax, len(naive) + 0.4, sums[-1], f"{sums[-1]:,}", ha="left", fontsize=9)
+    label(ax, f"{count(len(naive), 'new token')}: {words}", "new token", "tokens computed so far")
+    ax.set_xlim(0.4, len(naive) + 2.2)
+    ax.set_ylim(0, 1.08 * sum(naive))
+    ax.grid(axis="y", color=GRID, linewidth=0.6)
+    grey = mark("naive loop: the whole text each time", marker="s", color=PALETTE["waiting"])
+    green = mark("for the first time: all that a KV cache leaves", marker="o", color=PALETTE["decode"])
+    legend(ax, [grey, green])
+    alt = f"Two lines over {count(len(naive), 'new token')}. {words}. The naive loop computes"
+    return picture(figure, f"{alt} {naive[0]} tokens for the first one and {naive[-1]} for the last.")
 
 
 def waits(trace: Trace, lines: Mapping[str, float]) -> Picture:
-    """How long the tokens of each step had been waited for, and levels (seconds) across it.
+    """The wait before the tokens of each step, and levels (seconds) across it.
 
-    A step in which a prompt was computed beside the tokens is a blue square.
+    A step that also computed a prompt is a blue square.
     """
     figure, ax = new_axes(3.0)
     kinds: dict[bool, list[tuple[int, float]]] = {True: [], False: []}
