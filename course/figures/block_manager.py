@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -162,6 +162,8 @@ def block_history(trace: Trace) -> Picture:
 
     Lines separate the blocks of different requests; a number is the request's.
     """
+    from matplotlib.collections import LineCollection
+
     rows = request_rows(trace)
     figure, ax = new_axes(4.2)
     # [block][step]: the owner and the state
@@ -177,12 +179,14 @@ def block_history(trace: Trace) -> Picture:
         for block, start, end, (_, what) in spans:
             if what == state:
                 ax.broken_barh([(start, end - start)], (block, 1), **look)
-    _draw_borders(ax, seen)
+    ax.add_collection(LineCollection(list(_borders(seen)), colors=INK, linewidths=0.5))
     most = max(num_blocks_in_use(step) for step in trace.steps)
-    title = f"At most {most} of {trace.num_blocks} blocks are in use, by {count(len(rows), 'request')}"
+    title = (
+        f"At most {most} of {trace.num_blocks} blocks are in use, by {count(len(rows), 'request')}"
+    )
     label(ax, title, "step", f"block (of {trace.block_size} tokens)")
     ax.set(xlim=(0, len(trace.steps)), ylim=(0, trace.num_blocks))
-    _name_owners(ax, spans, seen)
+    _name_owners(ax, spans)
     keys = [key("prefill", "prefill"), key("decode", "decode"), key("cached", "cached", hatch="..")]
     keys += [key("free", "free"), mark("another request", linestyle="-", linewidth=0.8)]
     legend(ax, [*keys, mark("its number", marker="$7$")])
@@ -199,46 +203,31 @@ def _spans(seen: Sequence[Sequence[Cell]]) -> list[tuple[int, int, int, Cell]]:
     for block, cells in enumerate(seen):
         start = 0
         for cell, steps in groupby(cells):
-            end = start + len(list(steps))
-            spans.append((block, start, end, cell))
-            start = end
+            spans.append((block, start, start + len(list(steps)), cell))
+            start = spans[-1][2]
     return spans
 
 
-def _draw_borders(ax: Axes, seen: Sequence[Sequence[Cell]]) -> None:
-    """A line wherever the owner changes, from a block to the one above or from step to step."""
-    lines = []
+def _borders(seen: Sequence[Sequence[Cell]]) -> Iterator[list[tuple[int, int]]]:
+    """A line wherever the owner changes: from step to step, or to the block above."""
     for block, cells in enumerate(seen):
         for step, (owner, _) in enumerate(cells):
             if step and owner != cells[step - 1][0]:
-                lines.append([(step, block), (step, block + 1)])
+                yield [(step, block), (step, block + 1)]
             if block and owner != seen[block - 1][step][0]:
-                lines.append([(step, block), (step + 1, block)])
-    from matplotlib.collections import LineCollection
-
-    ax.add_collection(LineCollection(lines, colors=INK, linewidths=0.5))
+                yield [(step, block), (step + 1, block)]
 
 
-def _name_owners(
-    ax: Axes, spans: Sequence[tuple[int, int, int, Cell]], seen: Sequence[Sequence[Cell]]
-) -> None:
-    """The number of each request where there is room for it: best on a long span, between two of
-    the same request."""
-    right = ax.get_xlim()[1]
-    top = ax.get_ylim()[1]
+def _name_owners(ax: Axes, spans: Sequence[tuple[int, int, int, Cell]]) -> None:
+    """The number of each request, on the longest of its spans that has room for it."""
+    right = ax.get_xlim()[1] / 25
+    top = ax.get_ylim()[1] / 16
     places: dict[str, tuple[float, float]] = {}
-
-    def room(span: tuple[int, int, int, Cell]) -> tuple[bool, int]:
-        block, start, end, (owner, _) = span
-        around = (seen[block - 1][(start + end) // 2][0], seen[block + 1][(start + end) // 2][0])
-        return around == (owner, owner), end - start
-
-    owned = [span for span in spans if span[3][0]]
-    for block, start, end, (owner, _) in sorted(owned, key=room, reverse=True):
+    for block, start, end, (owner, _) in sorted(spans, key=lambda span: span[1] - span[2]):
         x = (start + end) / 2
         y = block + 0.5
-        near = any(abs(x - a) < right / 25 and abs(y - b) < top / 16 for a, b in places.values())
-        if owner not in places and not near:
+        near = any(abs(x - a) < right and abs(y - b) < top for a, b in places.values())
+        if owner and owner not in places and not near:
             places[owner] = (x, y)
             write(ax, x, y, owner, path_effects=halo())
 

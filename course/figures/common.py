@@ -90,10 +90,10 @@ def png_of(figure: Figure) -> bytes:
     canvas.draw()
     size = canvas.get_width_height(physical=True)
     image = Image.frombuffer("RGBA", size, canvas.buffer_rgba()).convert("RGB")
-    # A figure has few colours: a palette of them makes the file a third as large.
+    # A figure has few colours: a palette of them halves the file.
     image = image.quantize(NUM_COLORS, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
     buffer = io.BytesIO()
-    image.save(buffer, "png", optimize=True)
+    image.save(buffer, "png")
     return buffer.getvalue()
 
 
@@ -135,6 +135,16 @@ def look(state: str) -> dict[str, Any]:
     return face | {"linestyle": "none", "markersize": 7}
 
 
+def curves(ax: Axes, lines: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> None:
+    """A line of its own look for each name: (values of x, values of y)."""
+    styles = {"decode": "-", "prefill": "--", "preempted": ":", "waiting": "-."}
+    for (name, (x, y)), (state, line) in zip(lines.items(), styles.items(), strict=False):
+        style = {"linestyle": line, "label": name, "markevery": max(1, len(x) // 40)}
+        ax.plot(x, y, **(look(state) | {"markersize": 5} | style))
+    ax.grid(color=GRID, linewidth=0.6)
+    ax.legend(fontsize=8, frameon=False)
+
+
 def dots(ax: Axes, y: float, values: Mapping[str, float], texts: Sequence[str]) -> None:
     """Marks at values (by state) in the row `y` of a log axis, which has no room for bars: they
     would have to begin at 0. A text stands beside each mark, if it has one."""
@@ -144,11 +154,15 @@ def dots(ax: Axes, y: float, values: Mapping[str, float], texts: Sequence[str]) 
                     fontsize=8, color=INK)  # fmt: skip
 
 
-def log_axis(ax: Axes, low: float, high: float) -> None:
-    """Make the x axis logarithmic, with plain numbers and a line at each."""
+def log_axis(ax: Axes, low: float, high: float, step: int = 10) -> None:
+    """Make the x axis logarithmic, with a plain number and a line at each power of `step`."""
+    from matplotlib.ticker import LogLocator
+
     ax.set_xscale("log")
     ax.set_xlim(low, high)
-    ax.xaxis.set_major_formatter("{x:,g}")
+    ax.xaxis.set_major_locator(LogLocator(step))
+    ax.xaxis.set_major_formatter("{x:,.10g}")
+    ax.xaxis.set_minor_formatter("")
     ax.grid(axis="x", color=GRID, linewidth=0.6)
 
 
@@ -232,21 +246,25 @@ def this_machine() -> str:
 
 
 def speeds(tokens_per_s: Mapping[str, float], where: str) -> Picture:
-    """Generated tokens per second, one bar for each way of generating them.
+    """Generated tokens per second, one bar for each way of generating them."""
+    return compared(tokens_per_s, "generated tokens per second", "speed", where)
 
-    The title compares the last one with the first one; `where` is the model and the machine.
+
+def compared(values: Mapping[str, float], unit: str, what: str, where: str) -> Picture:
+    """One bar for each value, and each as a multiple of the first one.
+
+    The title compares the last one (its `what`) with the first one; `where` is the model and the
+    machine.
     """
-    figure, ax = new_axes(1.25 + 0.4 * len(tokens_per_s))
-    names = list(tokens_per_s)
-    values = list(tokens_per_s.values())
-    factors = [times(value / values[0]) for value in values]
-    texts = [f" {value:.1f} ({factor})" for value, factor in zip(values, factors, strict=True)]
-    bars = ax.barh(names, values, 0.6, **fill("decode"))
-    ax.bar_label(bars, texts, fontsize=9)
-    title = f"{names[-1]}: {factors[-1][:-1]} times the speed of “{names[0]}”"
-    label(ax, title, "generated tokens per second (in brackets: as a multiple of the first)", "")
+    figure, ax = new_axes(1.25 + 0.4 * len(values))
+    first, *_, last = values
+    factors = {name: times(value / values[first]) for name, value in values.items()}
+    bars = ax.barh(list(values), list(values.values()), 0.6, **fill("decode"))
+    ax.bar_label(bars, [f" {values[n]:.1f} ({factors[n]})" for n in values], fontsize=9)
+    title = f"{last}: {factors[last][:-1]} times the {what} of “{first}”"
+    label(ax, title, f"{unit} (in brackets: as a multiple of the first)", "")
     source(figure, where)
     ax.invert_yaxis()
-    ax.set_xlim(0, max(values) * 1.22)
-    parts = [f"{name} {value:.1f}" for name, value in tokens_per_s.items()]
-    return picture(figure, f"Bar chart of tokens per second. {title}. {', '.join(parts)}.")
+    ax.set_xlim(0, max(values.values()) * 1.22)
+    parts = [f"{name} {value:.1f}" for name, value in values.items()]
+    return picture(figure, f"Bar chart of {unit}. {title}. {', '.join(parts)}.")

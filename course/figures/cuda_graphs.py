@@ -78,11 +78,11 @@ def tape(calls: Sequence[Call], names: Mapping[str, Any], title: str) -> Picture
     for row, call in enumerate(calls):
         name = call.operation.overloadpacket.__name__
         marks = _marks(call, places)
-        for place, mark in marks.items():
-            state = {"r": "free", "view": "waiting"}.get(mark, "decode")
+        for place, use in marks.items():
+            state = {"r": "free", "view": "waiting"}.get(use, "decode")
             ax.barh(row, 0.8, 0.7, left=place - 0.4, **fill(state))
-            write(ax, place, row, mark)
-        shown = ", ".join(f"{mark} {list(columns.values())[p]}" for p, mark in marks.items())
+            write(ax, place, row, use)
+        shown = ", ".join(f"{use} {list(columns.values())[p]}" for p, use in marks.items())
         words.append(f"{name}: {shown}")
     label(ax, title, "memory, by address", "call")
     ax.set_xlim(-0.6, len(columns) - 0.4)
@@ -136,7 +136,10 @@ def buckets(bucket_of: Mapping[int, int | None], title: str) -> Picture:
     ax.plot(missing, missing, **style)
     share = sum(padding) / sum(known.values())
     label(ax, f"{title}: {share:.1%} of the rows computed are padding", "requests", "rows")
-    keys = [key("decode", "real rows", edgecolor=PALETTE["decode"]), key("free", "padding", **paint)]
+    keys = [
+        key("decode", "real rows", edgecolor=PALETTE["decode"]),
+        key("free", "padding", **paint),
+    ]
     if missing:
         keys += ax.plot([], [], label="no graph", **style)
     legend(ax, keys)

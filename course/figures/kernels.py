@@ -24,6 +24,7 @@ from course.figures.common import (
     this_machine,
     write,
 )
+from minivllm.bench_results import speed
 from minivllm.pictures.figures import halo, shade
 from minivllm.pictures.timeline import count
 
@@ -241,7 +242,7 @@ WORK = {
 }
 LIMIT: dict[str, Any] = {
     "marker": "|",
-    "markersize": 14,
+    "markersize": 20,
     "markeredgewidth": 2.2,
     "color": INK,
     "linestyle": "none",
@@ -262,30 +263,36 @@ def speeds(results: Results, unit: str = "GB/s") -> Picture:
     figure, ax = new_axes(1.7 + 0.42 * len(results))
     used = [way for way in WAYS if any(result[f"{way[0]}microseconds"] for result in results)]
     top = float(results[0][limit])
-    shares, times, lines = [], [], []
+    shares: list[float] = []
+    taken: list[float] = []
+    lines = []
     for y, result in enumerate(results):
         least = result[work] / top / per_second
-        found = {state: result[f"{prefix}microseconds"] for prefix, state, _ in used}
-        found = {state: time for state, time in found.items() if time}
-        dots(ax, y, found, [""] * len(found))
+        found = {}
+        for shift, (prefix, state, _) in zip((-0.2, 0, 0.2), used):
+            if time := result[f"{prefix}microseconds"]:
+                found[state] = time
+                dots(ax, y + shift, {state: time}, [""])
         ax.plot(least, y, **LIMIT)
         shares.append(least / found["decode"])
-        times += found.values()
-        told = ", ".join(f"{name} {found[s]:,.3g} µs" for _, s, name in used if s in found)
-        lines.append(f"{result['workload']}: {told}, the limit {least:.2g} µs")
-        ax.text(1.02, y, f"{shares[-1]:.0%}", fontsize=9, va="center", color=INK,
+        taken += found.values()
+        told = ", ".join(f"{name} {speed(found[s])} µs" for _, s, name in used if s in found)
+        lines.append(f"{result['workload']}: {told}, the limit {speed(least)} µs")
+        share = f"{shares[-1]:.0%}" if shares[-1] > 0.01 else "< 1%"
+        ax.text(1.02, y, share, fontsize=9, va="center", color=INK,
                 transform=ax.get_yaxis_transform())  # fmt: skip
     ax.text(1.02, 1.02, "Triton, of\nthe limit", fontsize=8, color=INK, transform=ax.transAxes)
-    title = f"Triton reaches {min(shares):.0%} to {max(shares):.0%} of the limit, {top:,.0f} {unit}"
+    title = f"Triton reaches up to {max(shares):.0%} of the limit, {top:,.0f} {unit}"
     label(ax, title, "microseconds (log scale)", "")
     names = [result["workload"].replace(", ", "\n") for result in results]
     ax.set_yticks(range(len(results)), names)
     ax.set_ylim(len(results) - 0.5, -0.5)
-    log_axis(ax, min(times) / 4, max(times) * 1.6)
+    log_axis(ax, min(taken) / 4, max(taken) * 1.6)
     ax.grid(axis="y", color=GRID, linewidth=0.6, linestyle=":")
-    limit_key = mark("least time (limit)", **LIMIT)
+    limit_key = mark("least time (if missing: further left)", **(LIMIT | {"markersize": 10}))
     legend(ax, [*(mark(name, **look(state)) for _, state, name in used), limit_key])
     about = results[0]
     versions = ", ".join(f"{name} {about['versions'][name]}" for name in ("torch", "triton"))
-    source(figure, f"{about['machine']}, {versions}, {about['date']}")
-    return picture(figure, f"Dots on a log axis of time. {title}. {'; '.join(lines)}.")
+    where = f"{about['machine']}, {versions}, {about['date']}"
+    source(figure, where)
+    return picture(figure, f"Dots on a log axis of time, {where}. {title}. {'; '.join(lines)}.")

@@ -67,18 +67,18 @@ def ladder(results: Sequence[Result], batch_sizes: Sequence[int]) -> Picture:
         batch = "1 request" if batch_size == 1 else f"{batch_size} requests"
         ax.set_title(f"{batch} at a time", loc="left", fontsize=10)
         words.append(f"{batch}: {told}")
+    title = "What each rung brings (in brackets: as a multiple of the first rung)"
+    figure.suptitle(title, fontsize=10, x=0.015, ha="left")
     source(figure, provenance(results))
     return picture(figure, f"Dots at tokens per second, on a log axis. {'. '.join(words)}.")
 
 
-def climb(
-    ax: Any, names: Sequence[str], tokens_per_s: Mapping[str, float], limit: float
-) -> str:
+def climb(ax: Any, names: Sequence[str], tokens_per_s: Mapping[str, float], limit: float) -> str:
     """A dot for each rung, its number and its multiple of the first rung beside it, and the limit
     of the hardware in the last row; returns them in words."""
     rows = [*names, "limit of the hardware"]
     first = next(iter(tokens_per_s.values()))
-    log_axis(ax, first / 2, limit * (limit / first) ** 0.6)
+    log_axis(ax, first / 2, limit * (limit / first) ** 0.6, step=100)
     for y, name in enumerate(names):
         if name in tokens_per_s:
             value = tokens_per_s[name]

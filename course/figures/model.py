@@ -6,16 +6,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
 
 from course.figures.common import (
     GRID,
     INK,
     Picture,
+    curves,
     fill,
     key,
     label,
     legend,
+    mark,
     new_axes,
     picture,
     speeds,
@@ -39,7 +40,6 @@ __all__ = [
 ]
 
 MARKS = ("o", "s", "D", "^", "v", "P")  # curves can be told apart without colour
-STATES = ("prefill", "decode", "cached", "waiting")
 
 
 def bits(rows: Mapping[str, tuple[str, int]]) -> Picture:
@@ -97,20 +97,15 @@ def hands(angles: Mapping[str, Sequence[float]]) -> Picture:
 
 
 def lines(
-    curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], title: str, x: str, y: str
+    values: Mapping[str, tuple[Sequence[float], Sequence[float]]], title: str, x: str, y: str
 ) -> Picture:
-    """One line with its own marks for each curve (values of x, values of y)."""
+    """A line with its own marks for each name: (values of x, values of y)."""
     figure, ax = new_axes(2.9)
-    for number, (name, (places, values)) in enumerate(curves.items()):
-        look: dict[str, Any] = {"marker": MARKS[number], "color": PALETTE[STATES[number]]}
-        look |= {"markeredgecolor": INK, "markersize": 7 - 2 * number, "linewidth": 3 - number}
-        ax.plot(places, values, label=name, markevery=max(1, len(places) // 16), **look)
+    curves(ax, values)
     label(ax, title, x, y)
-    ax.grid(color=GRID, linewidth=0.6)
-    ax.legend(fontsize=8, frameon=False)
     parts = [
-        f"{name}: {values[0]:.3g} at {places[0]:g} to {values[-1]:.3g} at {places[-1]:g}"
-        for name, (places, values) in curves.items()
+        f"{name}: {ys[0]:.3g} at {xs[0]:g} to {ys[-1]:.3g} at {xs[-1]:g}"
+        for name, (xs, ys) in values.items()
     ]
     return picture(figure, f"Line chart of {y} over {x}. {title}. {'; '.join(parts)}.")
 
@@ -125,6 +120,8 @@ def groups(reads: Sequence[int]) -> Picture:
         ax.plot([head, middle], [1, 0], color=INK, linewidth=1, zorder=1)
         ax.barh(1, 0.7, 0.3, left=head - 0.35, zorder=2, **fill("decode"))
         write(ax, head, 1, str(head), zorder=3)
+    for kv_head in range(num_kv):
+        middle = (kv_head + 0.5) * spread - 0.5
         ax.barh(0, 0.7, 0.3, left=middle - 0.35, zorder=2, **fill("cached"))
         write(ax, middle, 0, str(kv_head), zorder=3)
     title = f"{count(len(reads), 'query head')} read {count(num_kv, 'key/value head')}"
@@ -184,9 +181,7 @@ def stream(total: Sequence[float], attention: Sequence[float], mlp: Sequence[flo
     ax.plot(range(-1, len(attention)), total, marker="o", markersize=4, color=INK, linewidth=1.4)
     label(ax, "The residual stream of the last token", "layer (-1: embedding)", "root mean square")
     ax.set_yscale("log")
-    from matplotlib.lines import Line2D
-
-    line = Line2D([], [], color=INK, marker="o", markersize=4, label="the stream after the layer")
+    line = mark("the stream after the layer", linestyle="-", marker="o", markersize=4)
     legend(ax, [line, key("prefill", "added by attention"), key("decode", "added by the MLP")])
     words = f"The stream grows from {total[0]:.2g} to {total[-1]:.3g} over {len(attention)} layers"
     largest = max(range(len(mlp)), key=lambda layer: mlp[layer])

@@ -9,6 +9,7 @@ from course.figures.common import (
     GRID,
     INK,
     Picture,
+    curves,
     dots,
     fill,
     key,
@@ -259,13 +260,12 @@ def cache(trace: Trace) -> Picture:
 def sent(numbers: Mapping[str, Sequence[int]], title: str) -> Picture:
     """Numbers that the host sends to the device in each step, for each way of doing it."""
     figure, ax = new_axes(2.8)
-    looks = [("o", "-", PALETTE["preempted"]), ("s", "--", PALETTE["prefill"])]
-    parts = []
-    for (name, values), (marker, style, color) in zip(numbers.items(), looks, strict=True):
-        ax.plot(values, style, marker=marker, color=color, markersize=4, label=name)
-        parts.append(f"{name}: {sum(values):,} in all, at most {max(values):,} a step")
+    curves(ax, {name: (range(len(values)), values) for name, values in numbers.items()})
+    parts = [
+        f"{name}: {sum(values):,} in all, at most {max(values):,} a step"
+        for name, values in numbers.items()
+    ]
     label(ax, title, "step", "numbers sent (log scale from 1 on)")
     ax.set_yscale("symlog")
     ax.set_ylim(-0.5, 8 * max(max(values) for values in numbers.values()))
-    ax.legend(fontsize=8, frameon=False, ncols=2, loc="upper right")
     return picture(figure, f"{title}. {'; '.join(parts)}.")

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from course.figures.common import (
-    GRID,
     INK,
     Picture,
+    curves,
     fill,
     key,
     label,
@@ -21,7 +21,7 @@ from course.figures.common import (
     timeline,
     write,
 )
-from minivllm.pictures.figures import PALETTE, halo
+from minivllm.pictures.figures import halo
 from minivllm.pictures.timeline import count
 from minivllm.prefix_cache import CachedBlock
 
@@ -268,21 +268,15 @@ def queue(states: Mapping[str, Sequence[tuple[int, str]]]) -> Picture:
 
 # -- runs --------------------------------------------------------------------------------------
 
-LOOKS = (("prefill", "o", "-"), ("decode", "s", "--"), ("preempted", "^", ":"))
 
-
-def hit_rates(curves: Mapping[str, Mapping[int, float]], title: str) -> Picture:
+def hit_rates(rates: Mapping[str, Mapping[int, float]], title: str) -> Picture:
     """The share of tokens found, over the number of blocks there are, a line for each name."""
     figure, ax = new_axes(2.8)
-    for (name, curve), (state, marker, line) in zip(curves.items(), LOOKS, strict=False):
-        look: dict[str, Any] = {"color": PALETTE[state], "marker": marker, "linestyle": line}
-        values = [100 * share for share in curve.values()]
-        ax.plot(list(curve), values, markersize=4, markeredgecolor=INK, label=name, **look)
+    lines = {n: (list(c), [100 * share for share in c.values()]) for n, c in rates.items()}
+    curves(ax, lines)
     label(ax, title, "blocks in the pool", "tokens found (%)")
     ax.set_ylim(0, None)
-    ax.grid(color=GRID, linewidth=0.6)
-    ax.legend(loc="lower right", fontsize=8, frameon=False)
-    ends = [(name, next(iter(c.items())), list(c.items())[-1]) for name, c in curves.items()]
+    ends = [(name, next(iter(c.items())), list(c.items())[-1]) for name, c in rates.items()]
     parts = [f"{name}: {a:.0%} with {i}, {b:.0%} with {j}" for name, (i, a), (j, b) in ends]
     return picture(figure, f"Lines over the number of blocks. {title}. {'; '.join(parts)}.")
 
@@ -299,9 +293,7 @@ def first_tokens(
         bars = ax.bar(places, [1000 * s for s in values], width, label=name, **style)
         ax.bar_label(bars, [f"{1000 * s:.0f}" for s in values], fontsize=8)
     last = [1000 * values[-1] for values in seconds.values()]
-    shown = " or ".join(
-        f"{ms:.0f} ms {name}" for ms, name in zip(last, seconds, strict=True)
-    )
+    shown = " or ".join(f"{ms:.0f} ms {name}" for ms, name in zip(last, seconds, strict=True))
     title = f"Time to first token: in turn {len(tokens)}, {shown}"
     label(ax, title, "turn (tokens of its prompt)", "milliseconds")
     source(figure, where)

@@ -1,4 +1,4 @@
-"""The pictures of chapter 02: who computes when, how much in a step, and who waits how long."""
+"""The pictures of chapter 02: requests in time, tokens in a step, and waits."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from course.figures.common import (
     GRID,
     INK,
     Picture,
+    curves,
     fill,
     key,
     label,
@@ -37,15 +38,6 @@ __all__ = [
     "timelines",
     "token_gaps",
 ]
-
-# Curves differ in marker and line beside their colour.
-CURVES = (
-    ("waiting", "s", ":"),
-    ("prefill", "^", "--"),
-    ("decode", "o", "-"),
-    ("preempted", "X", "-."),
-)
-
 
 # -- runs, request by request ------------------------------------------------------------------
 
@@ -167,10 +159,10 @@ def memory(
         write(ax, step, limit * 1.08, name)
     for start, end in _gaps([sum(step.values()) for step in held]):
         text = "empty: all others are done,\nthe preempted start again"
-        x = (start + end - 1) / 2
+        middle = (start + end - 1) / 2
         arrow = {"arrowstyle": "->", "color": INK}
         style = {"fontsize": 8, "ha": "center", "color": INK, "arrowprops": arrow}
-        ax.annotate(text, (x, limit * 0.02), (x, limit * 0.84), **style)
+        ax.annotate(text, (middle, limit * 0.02), (middle, limit * 0.84), **style)
     title = f"{count(len(lost), 'preemption')}: the newest loses all that it holds"
     label(ax, title, "step", "tokens held")
     ax.set_ylim(0, limit * 1.16)
@@ -212,14 +204,12 @@ def token_gaps(runs: Mapping[str, Sequence[tuple[float, float]]]) -> Picture:
     return picture(figure, f"{alt} {'; '.join(parts)}.")
 
 
-def load_curves(curves: Mapping[str, Sequence[tuple[float, float]]]) -> Picture:
+def load_curves(runs: Mapping[str, Sequence[tuple[float, float]]]) -> Picture:
     """For each policy the line through (tokens per second, ms per token), as the load grows."""
     figure, ax = new_axes(3.4)
     parts = []
-    for (state, marker, line), (name, points) in zip(CURVES, curves.items(), strict=False):
-        rates, waits = zip(*points, strict=True)
-        paint = {"marker": marker, "linestyle": line, "color": PALETTE[state], "linewidth": 2}
-        ax.plot(rates, waits, markeredgecolor=INK, markersize=7, label=name, **paint)
+    lines = {n: ([a for a, _ in points], [b for _, b in points]) for n, points in runs.items()}
+    for name, (rates, waits) in lines.items():
         parts.append(
             f"{name}: {waits[0]:.0f} ms at {rates[0]:.0f} tokens/s, at least {min(waits):.0f} ms,"
             f" at most {max(rates):.0f} tokens/s"
@@ -230,8 +220,7 @@ def load_curves(curves: Mapping[str, Sequence[tuple[float, float]]]) -> Picture:
     ax.set_yticks([5, 10, 20, 50, 100], ["5", "10", "20", "50", "100"])
     ax.set_yticks([], minor=True)
     ax.set_xlim(0, None)
-    ax.grid(color=GRID, linewidth=0.6)
-    ax.legend(fontsize=8, frameon=False, loc="upper right")
+    curves(ax, lines)
     return picture(figure, f"Lines of latency (log) over throughput. {'; '.join(parts)}.")
 
 

@@ -81,7 +81,7 @@ def tokens(rows: Mapping[str, tuple[Any, Sequence[int]]]) -> Picture:
         _join_characters(ax, y, b"".join(data))
         special = f" ({sum(controls)} control)" if any(controls) else ""
         parts.append(f"{name}: {count(len(ids), 'token')}{special}")
-    size = len(b"".join(data))
+    size = round(max(bar.get_x() + bar.get_width() for bar in ax.patches))
     title = f"{count(size, 'byte')}. {'; '.join(parts)}"
     label(ax, title, "byte of the text", "")
     ax.set_xlim(-0.3, size + 0.3)

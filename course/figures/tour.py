@@ -45,10 +45,14 @@ def work(naive: Sequence[int], cached: Sequence[int]) -> Picture:
     ax.set_ylim(0, 1.08 * sum(naive))
     ax.grid(axis="y", color=GRID, linewidth=0.6)
     grey = mark("naive loop: the whole text each time", marker="s", color=PALETTE["waiting"])
-    green = mark("for the first time: all that a KV cache leaves", marker="o", color=PALETTE["decode"])
+    green = mark(
+        "for the first time: all that a KV cache leaves", marker="o", color=PALETTE["decode"]
+    )
     legend(ax, [grey, green])
     alt = f"Two lines over {count(len(naive), 'new token')}. {words}. The naive loop computes"
-    return picture(figure, f"{alt} {naive[0]} tokens for the first one and {naive[-1]} for the last.")
+    return picture(
+        figure, f"{alt} {naive[0]} tokens for the first one and {naive[-1]} for the last."
+    )
 
 
 def waits(trace: Trace, lines: Mapping[str, float]) -> Picture:
