@@ -14,7 +14,8 @@ pytestmark = pytest.mark.course
 
 def make_tape():
     """x times 2 into new memory, a view of it added to, all copied to `out`."""
-    x, out = torch.ones(3), torch.zeros(3)
+    x = torch.ones(3)
+    out = torch.zeros(3)
     with Tape() as tape:
         doubled = x * 2
         doubled[1:].add_(10)
@@ -107,7 +108,7 @@ def test_views_and_memory_alone_are_no_work():
 
 
 def test_the_newest_recorded_gpu_run_is_taken(tmp_path):
-    """By the date in its name; a CPU's ladder is no GPU's."""
+    """By the date in its name; a CPU's ladder is not used."""
     assert draw.recorded(tmp_path) == []
     cpu = [{**RESULTS[0], "device": "cpu"}]
     for name, results in (

@@ -31,7 +31,9 @@ RATES = [
 
 def make_trace():
     """Two requests in blocks 3 and 6; the first ends and leaves its block in the cache."""
-    trace, first, second = Trace(8, 4), make_request("a", [1], [3]), make_request("b", [2], [6])
+    trace = Trace(8, 4)
+    first = make_request("a", [1], [3])
+    second = make_request("b", [2], [6])
     for requests, waiting, cached in (([first, second], 2, [3]), ([second], 0, [3, 1])):
         trace.record(
             SchedulerOutput([Chunk(request, 0, 1, True, True) for request in requests]),

@@ -40,5 +40,5 @@ def test_a_picture_fits_the_page_and_is_described(name):
     ],
 )
 def test_the_text_says_what_the_picture_shows(name, text):
-    """Who cannot see the picture learns the same."""
+    """Readers who cannot see the picture learn the same."""
     assert text in PICTURES[name]().alt

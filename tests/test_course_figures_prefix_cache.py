@@ -18,7 +18,8 @@ def words(token_ids):
 
 def make_cache(*chains):
     """A cache with these chains of blocks of 2 tokens: block 0, 1, 2, ... as they come."""
-    cache, block_id = PrefixCache(2), 0
+    cache = PrefixCache(2)
+    block_id = 0
     for chain in chains:
         node = None
         for tokens in chain:

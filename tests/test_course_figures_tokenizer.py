@@ -19,7 +19,8 @@ class Table:
 
 STEPS = [["l", "o", "w"], ["lo", "w"], ["low"]]
 COUNTS = {"small": {"English": 10, "Korean": 30}, "large": {"English": 5, "Korean": 12}}
-DATA, PIECES = [b"a ", b"\xed\x95", b"\x9c$", b"\xc3"], ["a ", "", "한$", ""]
+DATA = [b"a ", b"\xed\x95", b"\x9c$", b"\xc3"]
+PIECES = ["a ", "", "한$", ""]
 
 PICTURES = {
     "tokens": lambda: draw.tokens({"a": (Table(), [0, 1, 2, 3]), "b": (Table(), [0])}),

@@ -67,7 +67,8 @@ def reservations(used: Sequence[int], reserved: int) -> Picture:
 def memory_strip(spans: Mapping[str, tuple[int, int]], total: int, wanted: int) -> Picture:
     """Contiguous memory: the (start, size) that each request holds of `total` slots, and gaps."""
     figure, ax = new_axes(1.7)
-    gaps, end = [], 0
+    gaps = []
+    end = 0
     for start, size in [*sorted(spans.values()), (total, 0)]:
         if start > end:
             gaps.append((end, start - end))
@@ -79,7 +80,8 @@ def memory_strip(spans: Mapping[str, tuple[int, int]], total: int, wanted: int) 
         ax.broken_barh([(start, size)], (0, 1), **fill("free"))
         if size > total / 40:
             write(ax, start + size / 2, 0.5, str(size), style="italic", weight="bold")
-    free, largest = sum(size for _, size in gaps), max([size for _, size in gaps], default=0)
+    free = sum(size for _, size in gaps)
+    largest = max([size for _, size in gaps], default=0)
     title = f"{free} slots are free, the largest gap has {largest}: a request for {wanted} waits"
     label(ax, title, "slot of the memory", "")
     ax.set_xlim(0, total)
@@ -188,7 +190,7 @@ def block_history(trace: Trace) -> Picture:
     ax.set(xlim=(0, len(trace.steps)), ylim=(0, trace.num_blocks))
     _name_owners(ax, spans)
     keys = [key("prefill", "prefill"), key("decode", "decode"), key("cached", "cached", hatch="..")]
-    keys += [key("free", "free"), mark("another request", linestyle="-", linewidth=0.8)]
+    keys += [key("free", "free"), mark("border of a request", linestyle="-", linewidth=0.8)]
     legend(ax, [*keys, mark("its number", marker="$7$")])
     alt = f"Map of {trace.num_blocks} blocks over {count(len(trace.steps), 'step')}. {title}."
     return picture(figure, alt)

@@ -178,6 +178,11 @@ def source(figure: Figure, text: str) -> None:
     figure.supxlabel(text, fontsize=7.5, x=0.015, ha="left", color=INK)
 
 
+def headline(figure: Figure, text: str) -> None:
+    """The title of a figure of several axes."""
+    figure.suptitle(text, fontsize=10, x=0.015, ha="left")
+
+
 def times(ratio: float) -> str:
     """A factor in two digits or more: 0.78×, 6.9×, 2,050×."""
     return f"{ratio:,.0f}×" if ratio >= 9.95 else f"{ratio:.2g}×"

@@ -101,12 +101,12 @@ def _memory(tensor: Any) -> int:
 
 
 def computes(call: Call) -> bool:
-    """Whether a call does any work: it writes somewhere, and is no mere view of its arguments."""
+    """Whether a call does any work: it writes somewhere, and does not only view its arguments."""
     name = call.operation.overloadpacket.__name__
     arguments = {_memory(tensor) for tensor in tensors_in((call.args, call.kwargs))}
     makes_memory = any(_memory(tensor) not in arguments for tensor in call.results)
     writes = call.operation._schema.is_mutable or makes_memory
-    return writes and not name.startswith("empty")  # memory alone is no work either
+    return writes and not name.startswith("empty")  # memory alone is not work
 
 
 def _marks(call: Call, places: Mapping[int, int]) -> dict[int, str]:

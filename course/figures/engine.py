@@ -11,6 +11,7 @@ from course.figures.common import (
     INK,
     Picture,
     fill,
+    headline,
     key,
     label,
     legend,
@@ -54,7 +55,7 @@ LOOKS = {"launch": "prefill", "read": "waiting", "compute": "decode", "owned": "
 def lanes(runs: Mapping[str, Sequence[Work]]) -> Picture:
     """What host and device did in each run, and which requests owned blocks meanwhile.
 
-    The number in a bar is the step's. A step whose result is discarded is crossed out.
+    The number in a bar is the step's. A step with a discarded result is crossed out.
     """
     names = {run: list(dict.fromkeys(work.lane for work in log)) for run, log in runs.items()}
     heights = [len(lanes) for lanes in names.values()]
@@ -108,7 +109,7 @@ def batches(points: Sequence[Mapping[str, float]], limits: Mapping[int, float]) 
     batch size."""
     from matplotlib.ticker import LogLocator
 
-    figure, (left, right) = new_axes(3.2, 1, 2)
+    figure, (left, right) = new_axes(3.5, 1, 2)
     sizes = [point["batch"] for point in points]
     speeds = [point["tokens_per_s"] for point in points]
     waits = [point["ms"] for point in points]
@@ -134,6 +135,9 @@ def batches(points: Sequence[Mapping[str, float]], limits: Mapping[int, float]) 
         for x, y in zip(sizes, values, strict=True):
             ax.annotate(form.format(y), (x, y), xytext=(0, -13), textcoords="offset points",
                         ha="center", fontsize=7, color=INK, path_effects=halo())  # fmt: skip
+    gain = times(speeds[-1] / speeds[0])
+    more = f"{sizes[-1]:g} requests at a time: {gain} the throughput of {sizes[0]:g}"
+    headline(figure, f"{more}, {times(waits[-1] / waits[0])} the wait")
     source(figure, this_machine())
     parts = [
         f"{p['batch']:g}: {p['tokens_per_s']:.0f} tok/s of at most {limits[int(p['batch'])]:.0f},"
@@ -178,8 +182,8 @@ def rates(points: Sequence[Mapping[str, float]], capacity: float) -> Picture:
         if len(names) > 1:
             ax.legend(fontsize=8, frameon=False, loc="upper left", ncols=2)
     most = f"{points[-1]['rate'] / capacity:.0%} of what the engine can serve"
-    figure.suptitle(f"{count(len(points), 'load')}, up to {most}", fontsize=10, x=0.015, ha="left")
-    source(figure, f"Poisson arrivals; 100%: as many as it can serve; {this_machine()}")
+    headline(figure, f"{count(len(points), 'load')}, up to {most}")
+    source(figure, f"Poisson arrivals; 100%: the most that it can serve; {this_machine()}")
     parts = [
         f"{p['rate']:.2g} requests/s: {p['tokens_per_s']:.0f} tok/s, first token"
         f" {p['first_p50']:.0f} ms (p90 {p['first_p90']:.0f}), between tokens"
@@ -245,10 +249,10 @@ def rungs(tokens_per_s: Mapping[str, float], limit: float, where: str) -> Pictur
     return picture(figure, f"Dots at tokens per second, on a log axis. {title}: {words}.")
 
 
-def ratios(seconds: Mapping[str, Sequence[float]], title: str) -> Picture:
+def ratios(seconds: Mapping[str, Sequence[float]], where: str) -> Picture:
     """How many times as fast as the first engine each one is: its best round, and the span of all
     rounds as a line."""
-    figure, ax = new_axes(1.1 + 0.42 * len(seconds))
+    figure, ax = new_axes(1.6 + 0.42 * len(seconds))
     base = min(next(iter(seconds.values())))
     words = []
     for place, (name, rounds) in enumerate(seconds.items()):
@@ -259,8 +263,13 @@ def ratios(seconds: Mapping[str, Sequence[float]], title: str) -> Picture:
         words.append(f"{name} {max(values):.2f} (rounds from {min(values):.2f})")
     first = next(iter(seconds))
     ax.axvline(1, color=INK, linestyle=":", linewidth=1.2)
-    label(ax, title, f"speed, {first} = 1 (bar: best round, line: all rounds)", "")
+    best = {name: base / min(rounds) for name, rounds in seconds.items()}
+    title = "; ".join(f"{name} {times(ratio)}" for name, ratio in best.items() if name != first)
+    label(ax, f"Speed, as a multiple of “{first}”: {title}", f"speed, {first} = 1", "")
+    span = mark("from the slowest to the best round", linestyle="-", linewidth=2)
+    legend(ax, [key("decode", first), key("waiting", "another engine"), span])
+    source(figure, where)
     ax.set_yticks(range(len(seconds)), seconds)
-    ax.set_xlim(0, max(1.2, *(base / min(r) for r in seconds.values())) * 1.15)
+    ax.set_xlim(0, max(1.2, *best.values()) * 1.15)
     ax.set_ylim(len(seconds) - 0.5, -0.5)
     return picture(figure, f"Bars of speed against {first}: {', '.join(words)}.")

@@ -1,4 +1,4 @@
-"""The pictures of chapter 07: tiles and masks, who touches which memory, softmax in pieces, the
+"""The pictures of chapter 07: tiles and masks, programs and their memory, softmax in pieces, the
 work list of a step, and recorded speeds."""
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from course.figures.common import (
     INK,
     Picture,
     dots,
+    headline,
     key,
     label,
     legend,
@@ -68,7 +69,7 @@ def ladder(results: Sequence[Result], batch_sizes: Sequence[int]) -> Picture:
         ax.set_title(f"{batch} at a time", loc="left", fontsize=10)
         words.append(f"{batch}: {told}")
     title = "What each rung brings (in brackets: as a multiple of the first rung)"
-    figure.suptitle(title, fontsize=10, x=0.015, ha="left")
+    headline(figure, title)
     source(figure, provenance(results))
     return picture(figure, f"Dots at tokens per second, on a log axis. {'. '.join(words)}.")
 

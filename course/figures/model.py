@@ -1,4 +1,4 @@
-"""The pictures of chapter 05: bits of a number, RoPE's angles, who reads which head, attention
+"""The pictures of chapter 05: bits of a number, RoPE's angles, query heads and their KV heads, attention
 maps, the residual stream, and the roofline of the reader's machine."""
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from course.figures.common import (
     Picture,
     curves,
     fill,
+    headline,
     key,
     label,
     legend,
+    look,
     mark,
     new_axes,
     picture,
+    source,
     speeds,
     this_machine,
     write,
@@ -75,7 +78,8 @@ def hands(angles: Mapping[str, Sequence[float]]) -> Picture:
         ax.add_patch(Circle((0, 0), 1, fill=False, edgecolor=GRID))
         slow = abs(turns[-1]) < 0.15
         for position, angle in enumerate(turns):
-            x, y = cos(angle), sin(angle)
+            x = cos(angle)
+            y = sin(angle)
             ax.plot([0, x], [0, y], color=PALETTE["prefill"], linewidth=1.4)
             # Hands that lie on each other would write over each other's numbers.
             reach = 1.22 if position % 2 == 0 else 1.5
@@ -88,7 +92,7 @@ def hands(angles: Mapping[str, Sequence[float]]) -> Picture:
         ax.set_ylim(-1.7, 1.7)
         ax.set_aspect("equal")
         ax.axis("off")
-    figure.suptitle("Where a pair points at each position", x=0.01, ha="left", fontsize=10)
+    headline(figure, "Where a pair points at each position")
     parts = [f"{name} turns by {turns[1]:.3g} radians a position" for name, turns in angles.items()]
     positions = count(len(next(iter(angles.values()))), "position")
     return picture(
@@ -166,7 +170,7 @@ def attention_maps(maps: Mapping[str, Sequence[Sequence[float]]], tokens: Sequen
     bar.set_label("attention weight (each row sums to 1)", fontsize=8)
     bar.ax.tick_params(labelsize=8)
     title = f"{count(len(maps), 'head')}, {count(len(maps), 'habit')}: what each token reads"
-    figure.suptitle(title, x=0.015, ha="left", fontsize=10)
+    headline(figure, title)
     return picture(
         figure, f"{count(len(maps), 'attention map')} of {len(shown)} tokens. {'; '.join(parts)}."
     )
@@ -217,11 +221,12 @@ def guesses(rows: Sequence[tuple[str, float]]) -> Picture:
 
 
 def roofline(
-    flops_per_s: float, bytes_per_s: float, points: Mapping[str, tuple[float, float]], title: str
+    flops_per_s: float, bytes_per_s: float, points: Mapping[str, tuple[float, float]], where: str
 ) -> Picture:
     """What a machine can do at most, and what was reached: points are (FLOP per byte, FLOP/s)."""
-    figure, ax = new_axes(3.4)
+    figure, ax = new_axes(3.6)
     ridge = flops_per_s / bytes_per_s
+    edge = f"The roof: {bytes_per_s / 1e9:.1f} GB/s, then {flops_per_s / 1e9:.0f} GFLOP/s"
     places = [0.2, ridge, max(1000.0, 3 * ridge)]
     roof = [min(flops_per_s, place * bytes_per_s) / 1e9 for place in places]
     ax.plot(places, roof, color=INK, linewidth=2)
@@ -236,9 +241,11 @@ def roofline(
     ax.set_yscale("log")
     lowest = min([roof[0], *(speed / 1e9 for _, speed in points.values())])
     ax.set_ylim(lowest / 3, roof[-1] * 2)
-    label(ax, title, "operations for each byte moved (FLOP per byte)", "GFLOP/s")
+    source(figure, where)
+    label(ax, edge, "operations for each byte moved (FLOP per byte)", "GFLOP/s")
+    kinds = {"decode": "limited by memory", "prefill": "limited by arithmetic"}
+    legend(ax, [mark(text, **(look(s) | {"marker": "o"})) for s, text in kinds.items()])
     ax.grid(color=GRID, linewidth=0.6)
-    edge = f"The roof: {bytes_per_s / 1e9:.1f} GB/s, then {flops_per_s / 1e9:.0f} GFLOP/s"
     ax.text(ridge, 0.02, f" ridge: {ridge:.0f} FLOP per byte", fontsize=8, color=INK,
             transform=ax.get_xaxis_transform(), path_effects=halo())  # fmt: skip
     parts = [f"{name}: {speed / 1e9:.2g} GFLOP/s" for name, (_, speed) in points.items()]

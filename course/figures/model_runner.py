@@ -79,7 +79,8 @@ def growth(bytes_per_token: Mapping[str, int], most_tokens: int) -> Picture:
 
 def block_tables(rows: Any, before: Any) -> Picture:
     """The block tables on the device, a row each; marked is what differs from `before`."""
-    table, old = rows.block_table.tolist(), before.tolist()
+    table = rows.block_table.tolist()
+    old = before.tolist()
     names = {row: name for name, row in rows.row_of.items()}
     names[rows.padding_row] = "padding"
     figure, ax = new_axes(1.2 + 0.34 * len(table))
@@ -240,7 +241,9 @@ def differences(found: Mapping[str, float], margin: float, title: str) -> Pictur
 def cache(trace: Trace) -> Picture:
     """The slots that the running requests hold, step by step, and the tokens that are in them."""
     figure, ax = new_axes(3.0)
-    held, stored, seen = [], [], dict[str, int]()
+    held = []
+    stored = []
+    seen = dict[str, int]()
     for one in trace.steps:
         seen |= {chunk.request_id: chunk.start + chunk.length for chunk in one.chunks}
         running = {chunk.request_id for chunk in one.chunks}

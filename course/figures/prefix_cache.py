@@ -123,7 +123,7 @@ def collisions(shared: Mapping[int, int], num_blocks: int) -> Picture:
     figure, ax = new_axes(2.5)
     bars = ax.bar([str(bits) for bits in shared], list(shared.values()), 0.6, **fill("preempted"))
     ax.bar_label(bars, [str(blocks) for blocks in shared.values()], fontsize=8)
-    title = f"Keys cut short: {num_blocks:,} different blocks, and those whose key is taken"
+    title = f"Keys cut short: {num_blocks:,} different blocks, and those with a taken key"
     label(ax, title, "length of a key (bits)", "blocks that share a key")
     ax.set_ylim(0, max(shared.values()) * 1.12 + 1)
     parts = [f"{bits} bits: {blocks}" for bits, blocks in shared.items()]

@@ -60,7 +60,8 @@ def knobs(tokens: Sequence[str], rows: Mapping[str, Sequence[float]]) -> Picture
         ax.bar(places, probs, 0.75, **fill("decode"))
         gone = [place for place in places if probs[place] == 0]
         ax.plot(gone, [highest * 0.05] * len(gone), "x", color=INK, markersize=5)
-        first = f"{max(probs):.0%} for “{shown(tokens[_largest(probs)])}”"
+        best = shown(tokens[_largest(probs)])
+        first = f"at most {max(probs):.0%}" if columns == 3 else f"{max(probs):.0%} for “{best}”"
         told = f"keeps {sum(p > 0 for p in probs)} of {len(tokens)}" if gone else first
         label(ax, f"{name}: {told}", "", "")
         ax.set_ylim(0, min(1, highest * 1.1))
@@ -73,11 +74,11 @@ def knobs(tokens: Sequence[str], rows: Mapping[str, Sequence[float]]) -> Picture
         keys = [key("decode", "can be drawn"), mark("cannot be drawn", marker="x", markersize=5)]
         place: dict[str, Any] = {"loc": "outside upper left", "ncols": 2, "fontsize": 8}
         figure.legend(handles=keys, frameon=False, **place)
-    best = [f"{name}: {tokens[_largest(p)]!r} {max(p):.2f}" for name, p in rows.items()]
+    tops = [f"{name}: {tokens[_largest(p)]!r} {max(p):.2f}" for name, p in rows.items()]
     alt = (
         f"Bar charts, one a setting, of the probabilities of {count(len(tokens), 'token')}; x: not"
     )
-    return picture(figure, f"{alt} possible. The most probable under {'; '.join(best)}.")
+    return picture(figure, f"{alt} possible. The most probable under {'; '.join(tops)}.")
 
 
 def _largest(values: Sequence[float]) -> int:
@@ -118,7 +119,8 @@ def cdf(
 ) -> Picture:
     """The masses side by side, and where each uniform falls: on the token of its place."""
     figure, ax = new_axes(1.9)
-    total, left = sum(masses), 0.0
+    total = sum(masses)
+    left = 0.0
     for place, mass in enumerate(masses):
         state = ("decode", "cached", "waiting")[place % 3]
         ax.broken_barh([(left / total, mass / total)], (0, 1), **fill(state))
@@ -146,7 +148,8 @@ def race(tokens: Sequence[str], scores: Sequence[float], noise: Sequence[float])
     """One draw in the Gumbel form: each token's score, its noise, their sum; the largest wins."""
     figure, ax = new_axes(1.2 + 0.3 * len(tokens))
     sums = [score + one for score, one in zip(scores, noise)]
-    winner, first = _largest(sums), _largest(scores)
+    winner = _largest(sums)
+    first = _largest(scores)
     for y, (score, total) in enumerate(zip(scores, sums)):
         ax.barh(y, score, 0.55, **fill("decode"))
         ax.annotate("", (total, y), (score, y), arrowprops={"arrowstyle": "-|>", "color": INK})
@@ -162,7 +165,8 @@ def race(tokens: Sequence[str], scores: Sequence[float], noise: Sequence[float])
     )
     ax.set_yticks(range(len(tokens)), [shown(token) for token in tokens])
     ax.set_ylim(len(tokens) - 0.5, -0.5)
-    low, high = min([*sums, *scores, 0.0]), max([*sums, *scores])
+    low = min([*sums, *scores, 0.0])
+    high = max([*sums, *scores])
     ax.set_xlim(low - 0.5, high + (high - low) * 0.25)
     legend(ax, [key("decode", "logit / temperature (largest: 0)"), mark("noise", marker=">")])
     alt = f"Bars and arrows. The largest logit is {tokens[first]!r}; with noise"

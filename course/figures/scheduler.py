@@ -66,13 +66,14 @@ def timelines(traces: Mapping[str, Trace]) -> Picture:
 
 
 def _told(trace: Trace) -> str:
-    seconds, lost = trace.steps[-1].end, sum(len(step.preempted) for step in trace.steps)
+    seconds = trace.steps[-1].end
+    lost = sum(len(step.preempted) for step in trace.steps)
     told = f"{count(len(trace.steps), 'step')} in {seconds:.3g} s"
     return f"{told}, {count(lost, 'preemption')}" if lost else told
 
 
 def chunks(parts: Sequence[Chunk], title: str) -> Picture:
-    """Chunks of one request, one row each: their positions, their phase, and who samples."""
+    """Chunks of one request, one row each: their positions, their phase, and which one samples."""
     figure, ax = new_axes(1.2 + 0.36 * len(parts))
     for y, chunk in enumerate(parts):
         phase = "decode" if chunk.is_decode else "prefill"

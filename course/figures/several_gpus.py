@@ -13,6 +13,7 @@ from course.figures.common import (
     PAPER,
     Picture,
     fill,
+    headline,
     key,
     label,
     legend,
@@ -78,7 +79,7 @@ def gains(results: Sequence[Result]) -> Picture:
     panels[-1, 0].set_xlabel("speed, as a multiple of that on one GPU", fontsize=9)
     line = mark("one GPU", linestyle="-", linewidth=1.5)
     legend(panels[0, 0], [key("decode", "answers"), key("prefill", "prompts"), line])
-    figure.suptitle("What more GPUs bring", fontsize=10, x=0.015, ha="left")
+    headline(figure, "What more GPUs bring")
     source(figure, provenance(results))
     return picture(figure, f"Bars of speed on several GPUs. {'. '.join(words)}.")
 

@@ -56,7 +56,8 @@ def memory(weights_gb: Mapping[str, float], cards_gb: Mapping[str, float]) -> Pi
     """The weights that each of 1, 2, 4 and 8 ranks holds, a line for each model; across lie the
     memories of some cards."""
     figure, ax = new_axes(3.2)
-    sizes, parts = [1, 2, 4, 8], []
+    sizes = [1, 2, 4, 8]
+    parts = []
     styles = ("-", "--", "-.", ":")
     for (name, size), style in zip(weights_gb.items(), styles, strict=False):
         ax.plot(sizes, [size / n for n in sizes], style, marker="o", color=INK, markersize=4)
@@ -86,7 +87,9 @@ def matrices(pieces: Sequence[Any], title: str) -> Picture:
     shown = [piece for piece in pieces if not isinstance(piece, str)]
     tallest = max(len(rows) for _, rows, _ in shown)
     figure, ax = new_axes(1.25 + 0.34 * tallest)
-    x, words, ranks = 0.0, [], set[int]()
+    x = 0.0
+    words = []
+    ranks = set[int]()
     for piece in pieces:
         if isinstance(piece, str):
             write(ax, x + 0.35, tallest / 2, piece, fontsize=12)
@@ -163,7 +166,8 @@ def parts(tensors: Mapping[str, tuple[Sequence[int], Any]], title: str) -> Pictu
     figure, ax = new_axes(3.3)
     from matplotlib.patches import Rectangle
 
-    x, words = 0.0, []
+    x = 0.0
+    words = []
     tallest = max(shape[0] for shape, _ in tensors.values())
     widest = sum(shape[1] for shape, _ in tensors.values())
     gap = widest * 0.03

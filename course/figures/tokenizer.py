@@ -17,8 +17,10 @@ from course.figures.common import (
     mark,
     new_axes,
     picture,
+    source,
     speeds,
     this_machine,
+    times,
     write,
 )
 from minivllm.pictures.figures import PALETTE
@@ -118,7 +120,7 @@ def _join_characters(ax: Axes, y: int, data: bytes) -> None:
 
 
 def joins(steps: Sequence[Sequence[str]], ranks: Sequence[int]) -> Picture:
-    """How a word is joined: its tokens at the beginning and after each join, whose rank is given.
+    """How a word is joined: its tokens at the beginning and after each join, with its rank.
 
     The new token of a row is gold and has a thick frame.
     """
@@ -195,7 +197,8 @@ def stream(data: Sequence[bytes], pieces: Sequence[str], held: Sequence[bytes]) 
     figure, ax = new_axes(1.7 + 0.3 * highest)
     for x, (token, piece, rest) in enumerate(zip(data, pieces, held)):
         column = (held[x - 1] if x else b"") + token
-        old, shown = len(column) - len(token), len(column) - len(rest)
+        old = len(column) - len(token)
+        shown = len(column) - len(rest)
         for y, byte in enumerate(column):
             style = fill("decode") if y < shown else fill("waiting") | {"hatch": "////"}
             frame = {"linewidth": 2} if y >= old else {"linewidth": 0.6, "linestyle": "--"}
@@ -219,14 +222,15 @@ def stream(data: Sequence[bytes], pieces: Sequence[str], held: Sequence[bytes]) 
     return picture(figure, f"Columns of bytes, one for each token. {title}. Shown: {shown_text}.")
 
 
-def arrivals(seconds: Sequence[float], pieces: Sequence[str], title: str) -> Picture:
+def arrivals(seconds: Sequence[float], pieces: Sequence[str], where: str) -> Picture:
     """The characters that a reader has seen at each moment, with and without streaming.
 
     `seconds`: when each of `pieces` arrived, counted from the question.
     """
-    figure, ax = new_axes(2.4)
+    figure, ax = new_axes(2.7)
     characters = list(accumulate(map(len, pieces)))
-    first, end = seconds[0], seconds[-1]
+    first = seconds[0]
+    end = seconds[-1]
     ax.step([0, *seconds], [0, *characters], where="post", color=PALETTE["prefill"], linewidth=2)
     ax.plot(seconds, characters, "o", color=PALETTE["decode"], markeredgecolor=INK, markersize=4)
     ax.step([0, end], [0, characters[-1]], where="post", color=INK, linestyle="--", linewidth=1)
@@ -235,9 +239,11 @@ def arrivals(seconds: Sequence[float], pieces: Sequence[str], title: str) -> Pic
     place = (0.04 * end, 0.8 * characters[-1])
     ax.annotate(f"first text: {first:.2f} s", (first, characters[0]), place, **words)
     write(ax, end, 0.06 * characters[-1], f"all of it: {end:.2f} s  ", ha="right", va="bottom")
+    title = f"The first text comes {times(end / first)[:-1]} times sooner than the whole answer"
     label(ax, title, "time since the question (seconds)", "characters seen")
+    source(figure, where)
     ax.set_xlim(0, end * 1.02)
     streamed = mark("stream", color=PALETTE["prefill"], linestyle="-", marker="o")
     legend(ax, [streamed, mark("answer in one piece", linestyle="--")])
-    alt = f"Characters over time. {title}. First text after {first:.2f} s, all after {end:.2f} s"
+    alt = f"Characters over time; {where}. First text after {first:.2f} s, all after {end:.2f} s"
     return picture(figure, f"{alt}: {count(len(pieces), 'piece')}.")
