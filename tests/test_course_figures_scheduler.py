@@ -78,6 +78,12 @@ def test_the_words_hold_the_numbers(name, words):
     assert words in PICTURES[name]().alt
 
 
+def test_a_gap_between_two_rounds_is_said():
+    """All others are done, and the preempted request starts again in the step after it."""
+    alt = draw.memory([{"a": 4}, {}, {"b": 1}], 8, [(0, "b")]).alt
+    assert "Nothing is held from step 1 to 1." in alt
+
+
 def test_no_preemption_is_said():
     """A run without preemption is drawn too."""
     assert "Preempted: none" in draw.memory([{"a": 4}], 8, []).alt

@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from course.figures.common import (
+    DOTS,
     GRID,
     INK,
     Picture,
@@ -177,7 +178,7 @@ def block_history(trace: Trace) -> Picture:
             seen[block][step.index] = owners[0]
     spans = _spans(seen)
     for state in ("prefill", "decode", "cached"):
-        look = fill(state) | {"linewidth": 0} | ({"hatch": ".."} if state == "cached" else {})
+        look = fill(state, dotted=True) | {"linewidth": 0}
         for block, start, end, (_, what) in spans:
             if what == state:
                 ax.broken_barh([(start, end - start)], (block, 1), **look)
@@ -189,7 +190,7 @@ def block_history(trace: Trace) -> Picture:
     label(ax, title, "step", f"block (of {trace.block_size} tokens)")
     ax.set(xlim=(0, len(trace.steps)), ylim=(0, trace.num_blocks))
     _name_owners(ax, spans)
-    keys = [key("prefill", "prefill"), key("decode", "decode"), key("cached", "cached", hatch="..")]
+    keys = [key("prefill", "prefill"), key("decode", "decode"), key("cached", "cached", **DOTS)]
     keys += [key("free", "free"), mark("border of a request", linestyle="-", linewidth=0.8)]
     legend(ax, [*keys, mark("its number", marker="$7$")])
     alt = f"Map of {trace.num_blocks} blocks over {count(len(trace.steps), 'step')}. {title}."

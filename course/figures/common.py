@@ -33,6 +33,7 @@ GRID = PALETTE["grid"]
 PAPER = "#f7f8fa"  # behind every figure
 SCALE = 2
 NUM_COLORS = 128
+DOTS = {"hatch": "....", "edgecolor": "#b57f0c"}
 # The marker of each state, so that colour is not needed to tell marks apart.
 SHAPES = {"decode": "o", "prefill": "s", "waiting": "^", "cached": "D", "preempted": "X"}
 
@@ -188,12 +189,15 @@ def times(ratio: float) -> str:
     return f"{ratio:,.0f}×" if ratio >= 9.95 else f"{ratio:.2g}×"
 
 
-def fill(state: str) -> dict[str, Any]:
-    """How a bar or patch of a state of the palette is filled: options for matplotlib."""
-    # Prefill is hatched: blue and green may look alike, these two do not.
-    hatch = "////" if state == "prefill" else None
-    edge = PALETTE["hatch"] if state == "prefill" else INK
-    return {"facecolor": PALETTE[state], "edgecolor": edge, "hatch": hatch, "linewidth": 0.6}
+def fill(state: str, *, dotted: bool = False) -> dict[str, Any]:
+    """How a bar or patch of a state of the palette is filled: options for matplotlib.
+
+    `dotted`: cached gets dots, for marks without a text: in print it is as dark as decode.
+    """
+    paint = {"facecolor": PALETTE[state], "edgecolor": INK, "hatch": None, "linewidth": 0.6}
+    # Blue and green may look alike, so prefill is always hatched.
+    hatched = {"hatch": "////", "edgecolor": PALETTE["hatch"]} if state == "prefill" else {}
+    return paint | hatched | (DOTS if dotted and state == "cached" else {})
 
 
 def write(ax: Axes, x: float, y: float, text: str, **options: Any) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from course.figures.common import (
+    DOTS,
     GRID,
     INK,
     Picture,
@@ -210,7 +211,7 @@ def memory(trace: Trace) -> Picture:
     edges = [trace.steps[0].start, *(step.end for step in trace.steps)]
     top = [a + b for a, b in zip(used, cached, strict=True)]
     ax.stairs(used, edges, fill=True, **(fill("decode") | {"hatch": None}))
-    ax.stairs(top, edges, baseline=used, fill=True, **(fill("cached") | {"hatch": ".."}))
+    ax.stairs(top, edges, baseline=used, fill=True, **fill("cached", dotted=True))
     ax.axhline(trace.num_blocks, color=INK, linestyle="--", linewidth=1.2)
     ax.text(edges[-1], trace.num_blocks, "all blocks ", fontsize=8, ha="right", va="bottom")
     lost = [step for step in trace.steps if step.preempted]
@@ -225,7 +226,7 @@ def memory(trace: Trace) -> Picture:
     ax.set_ylim(0, trace.num_blocks * 1.15)
     below.set_ylim(0, max(*waiting, 1) * 1.2)
     below.yaxis.set_major_locator(MaxNLocator(3, integer=True))
-    keys = [key("decode", "owned"), key("cached", "cached, without an owner", hatch="..")]
+    keys = [key("decode", "owned"), key("cached", "cached, without an owner", **DOTS)]
     keys.append(key("waiting", "requests in the queue"))
     lost_key = mark("preemption", **(look("preempted") | {"marker": "x"}))
     legend(ax, keys + ([lost_key] if lost else []))
@@ -241,7 +242,7 @@ def rungs(tokens_per_s: Mapping[str, float], limit: float, where: str) -> Pictur
     """Tokens per second of each rung of a ladder (log scale), and the hardware's limit."""
     figure, ax = new_axes(1.7 + 0.32 * len(tokens_per_s))
     names = list(tokens_per_s)
-    words = climb(ax, names, tokens_per_s, limit)
+    words = climb(ax, names, tokens_per_s, limit, 10)
     ratio = tokens_per_s[names[-1]] / tokens_per_s[names[0]]
     title = f"All rungs together: {times(ratio)[:-1]} times the speed of “{names[0]}”"
     ax.set_title(title, loc="left", fontsize=10)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from course.figures.common import (
+    DOTS,
     GRID,
     INK,
     Picture,
@@ -83,7 +84,7 @@ def memory_map(log: Iterable[Access], sizes: Mapping[str, int]) -> Picture:
         for place in range(size):
             spot = name, place
             state = "decode" if spot in stored else "cached" if spot in users else "free"
-            ax.barh(y, 0.9, 0.7, left=place - 0.45, **fill(state))
+            ax.barh(y, 0.9, 0.7, left=place - 0.45, **fill(state, dotted=True))
             write(ax, place, y, " ".join(str(user) for user in users.get(spot, ())))
     label(ax, "Which program touches which place", "place in the tensor's memory", "")
     ax.set_xlim(-0.6, max(sizes.values()) - 0.4)
@@ -91,7 +92,7 @@ def memory_map(log: Iterable[Access], sizes: Mapping[str, int]) -> Picture:
     ax.set_ylim(len(sizes) - 0.5, -0.5)
     ax.set_yticks(range(len(sizes)), list(sizes))
     names = [("cached", "read by program"), ("decode", "written by program"), ("free", "untouched")]
-    legend(ax, [key(state, text) for state, text in names])
+    legend(ax, [key(state, text, **fill(state, dotted=True)) for state, text in names])
     lines = []
     for name, size in sizes.items():
         spots = [(name, place) for place in range(size)]
@@ -143,7 +144,7 @@ def cache_traffic(log: Iterable[Access], width: int, block_size: int) -> Picture
     for step, (new, old) in enumerate(zip(written, read)):
         for slot in sorted(new | old):
             state = "decode" if slot in new else "cached"
-            ax.bar(step, 0.9, 0.8, bottom=slot - 0.45, **fill(state))
+            ax.bar(step, 0.9, 0.8, bottom=slot - 0.45, **fill(state, dotted=True))
     num_written = sum(map(len, written))
     title = f"{len(written)} steps write {num_written} slots; the last one reads {len(read[-1])}"
     label(ax, title, "step", "slot")
@@ -153,7 +154,7 @@ def cache_traffic(log: Iterable[Access], width: int, block_size: int) -> Picture
         ax.axhline(block - 0.5, color=INK, linewidth=0.8)
     ax.set_yticks(range(0, end, block_size))
     ax.set_ylim(-0.6, end - 0.4)
-    legend(ax, [key("decode", "written (and read)"), key("cached", "read again")])
+    legend(ax, [key("decode", "written (and read)"), key("cached", "read again", **DOTS)])
     lines = [f"step {n}: {count(len(new), 'slot')} written" for n, new in enumerate(written)]
     return picture(figure, f"Slots of the cache over steps. {title}. {'; '.join(lines)}.")
 
@@ -172,14 +173,17 @@ def running_softmax(scores: Sequence[Sequence[float]], states: Sequence[State]) 
         seen = [score for tile in scores[: number + 1] for score in tile]
         start = len(seen) - len(scores[number])
         for place, score in enumerate(seen):
-            fresh = fill("decode" if place >= start else "cached")
+            fresh = fill("decode" if place >= start else "cached", dotted=True)
             ax.bar(place, 2 ** (score - best), 0.8, **fresh)
         text = f"best {best:g}, total {total:g}, acc {acc:g}: answer {acc / total:.3g}"
         label(ax, f"Tile {number}: {text}", "key" if ax is axes[-1, 0] else "", "weight")
         ax.set_ylim(0, 1.15)
         ax.set_xlim(-0.6, num_keys - 0.4)
         ax.set_xticks(range(num_keys))
-    keys = [key("decode", "this tile"), key("cached", "earlier tiles, shrunk to the new best")]
+    keys = [
+        key("decode", "this tile"),
+        key("cached", "earlier tiles, shrunk to the new best", **DOTS),
+    ]
     axes[-1, 0].legend(handles=keys, loc="upper left", fontsize=8, frameon=False)
     lines = [
         f"after tile {n}: best {b:g}, total {t:g}, acc {a:g}" for n, (b, t, a) in enumerate(states)
@@ -189,13 +193,13 @@ def running_softmax(scores: Sequence[Sequence[float]], states: Sequence[State]) 
 
 def parts(spans: Sequence[tuple[int, int]], states: Sequence[State], merged: State) -> Picture:
     """The parts of one request's keys (start, end), what each came to, and all together."""
-    figure, ax = new_axes(1.0 + 0.4 * (len(spans) + 1))
+    figure, ax = new_axes(1.3 + 0.4 * (len(spans) + 1))
     end = max(stop for _, stop in spans)
     rows = [*zip(spans, states, strict=True), ((0, end), merged)]
     lines = []
     for y, ((start, stop), (best, total, acc)) in enumerate(rows):
         state = "decode" if y == len(spans) else "cached"
-        ax.barh(y, stop - start, 0.7, left=start, **fill(state))
+        ax.barh(y, stop - start, 0.7, left=start, **fill(state, dotted=True))
         lines.append(f"best {best:.2f}, total {total:.2f}: answer {acc / total:.3f}")
         middle = (start + stop) / 2
         inside = 0.2 * end < middle < 0.8 * end
@@ -203,6 +207,7 @@ def parts(spans: Sequence[tuple[int, int]], states: Sequence[State], merged: Sta
         spot = middle if inside else start + end / 100 if side == "left" else stop - end / 100
         write(ax, spot, y, lines[-1], ha=side, fontsize=7, path_effects=halo())
     label(ax, "Parts run at the same time; one more program puts them together", "key", "")
+    legend(ax, [key("cached", "a part", **DOTS), key("decode", "all keys")])
     ax.set_ylim(len(rows) - 0.5, -0.5)
     ax.set_yticks(range(len(rows)), [*(f"part {n}" for n in range(len(spans))), "together"])
     return picture(figure, f"Bars of keys. {'; '.join(lines[:-1])}. Together {lines[-1]}.")

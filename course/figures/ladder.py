@@ -64,7 +64,7 @@ def ladder(results: Sequence[Result], batch_sizes: Sequence[int]) -> Picture:
     for ax, batch_size in zip(panels[0], batch_sizes, strict=True):
         chosen = {r["rung"]: r for r in results if r.get("batch_size") == batch_size}
         speeds = {name: chosen[name]["decode_tokens_per_s"] for name in names if name in chosen}
-        told = climb(ax, names, speeds, next(iter(chosen.values()))["limit_tokens_per_s"])
+        told = climb(ax, names, speeds, next(iter(chosen.values()))["limit_tokens_per_s"], 100)
         batch = "1 request" if batch_size == 1 else f"{batch_size} requests"
         ax.set_title(f"{batch} at a time", loc="left", fontsize=10)
         words.append(f"{batch}: {told}")
@@ -74,12 +74,15 @@ def ladder(results: Sequence[Result], batch_sizes: Sequence[int]) -> Picture:
     return picture(figure, f"Dots at tokens per second, on a log axis. {'. '.join(words)}.")
 
 
-def climb(ax: Any, names: Sequence[str], tokens_per_s: Mapping[str, float], limit: float) -> str:
+def climb(
+    ax: Any, names: Sequence[str], tokens_per_s: Mapping[str, float], limit: float, step: int
+) -> str:
     """A dot for each rung, its number and its multiple of the first rung beside it, and the limit
-    of the hardware in the last row; returns them in words."""
+    of the hardware in the last row; returns them in words. The axis has a number at each power of
+    `step`."""
     rows = [*names, "limit of the hardware"]
     first = next(iter(tokens_per_s.values()))
-    log_axis(ax, first / 2, limit * (limit / first) ** 0.6, step=100)
+    log_axis(ax, first / 2, limit * (limit / first) ** 0.6, step)
     for y, name in enumerate(names):
         if name in tokens_per_s:
             value = tokens_per_s[name]

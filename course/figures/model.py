@@ -1,5 +1,5 @@
-"""The pictures of chapter 05: bits of a number, RoPE's angles, query heads and their KV heads, attention
-maps, the residual stream, and the roofline of the reader's machine."""
+"""The pictures of chapter 05: bits of a number, angles of RoPE, query heads and their KV heads,
+attention maps, the residual stream, and the roofline of the machine."""
 
 from __future__ import annotations
 

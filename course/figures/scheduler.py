@@ -158,7 +158,8 @@ def memory(
     for step, name in lost:
         ax.plot(step, limit, clip_on=False, zorder=4, **look("preempted"))
         write(ax, step, limit * 1.08, name)
-    for start, end in _gaps([sum(step.values()) for step in held]):
+    gaps = _gaps([sum(step.values()) for step in held])
+    for start, end in gaps:
         text = "empty: all others are done,\nthe preempted start again"
         middle = (start + end - 1) / 2
         arrow = {"arrowstyle": "->", "color": INK}
@@ -171,7 +172,8 @@ def memory(
     legend(ax, [*keys, mark(f"limit: {limit} tokens", linestyle="--")])
     told = ", ".join(f"{name} in step {step}" for step, name in lost)
     alt = f"Stacked bars of the tokens that requests hold, up to a limit of {limit}. {title}."
-    return picture(figure, f"{alt} Preempted: {told or 'none'}.")
+    empty = "".join(f" Nothing is held from step {start} to {end - 1}." for start, end in gaps)
+    return picture(figure, f"{alt} Preempted: {told or 'none'}.{empty}")
 
 
 def _gaps(values: Sequence[int]) -> list[tuple[int, int]]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from course.figures.common import (
+    DOTS,
     GRID,
     INK,
     Picture,
@@ -269,7 +270,7 @@ def ranks_in_time(step: Mapping[int, Sequence[tuple[str, float, float]]], title:
         spent = _milliseconds(calls)
         left = 0.0
         for kind, state in (("message", "cached"), ("computes", "decode"), *WAITS):
-            above.barh(rank, spent[kind], 0.7, left=left, **fill(state))
+            above.barh(rank, spent[kind], 0.7, left=left, **fill(state, dotted=True))
             left += spent[kind]
         num_sums = sum(KINDS[name][0] == "sum" for name, _, _ in calls)
         took = ", ".join(f"{kind} {value:.2f} ms" for kind, value in spent.items())
@@ -283,7 +284,7 @@ def ranks_in_time(step: Mapping[int, Sequence[tuple[str, float, float]]], title:
     for ax in (above, below):
         ax.set_yticks(list(step), [f"rank {n}" + (" (leads)" if n == 0 else "") for n in step])
         ax.set_ylim(max(step) + 0.5, -0.5)
-    keys = [key("cached", "message"), key("decode", "computes")]
+    keys = [key("cached", "message", **DOTS), key("decode", "computes")]
     legend(above, [*keys, key("prefill", "sum, gathering"), key("waiting", "choice: tokens")])
     return picture(figure, f"Bars of one step, {longest:.1f} ms. {'; '.join(words)}.")
 
@@ -306,4 +307,6 @@ def _draw_calls(ax: Axes, rank: int, calls: Sequence[tuple[str, float, float]]) 
     begin = 1e3 * calls[0][1]
     ax.barh(rank, 1e3 * calls[-1][2] - begin, 0.7, left=begin, **fill("decode"))
     for name, start, end in calls:
-        ax.barh(rank, 1e3 * (end - start), 0.7, left=1e3 * start, **fill(KINDS[name][1]))
+        ax.barh(
+            rank, 1e3 * (end - start), 0.7, left=1e3 * start, **fill(KINDS[name][1], dotted=True)
+        )
