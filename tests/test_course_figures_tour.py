@@ -46,7 +46,7 @@ def test_work_is_counted_in_tokens():
     """114 computed, of which 37 + 1 + 1 are new."""
     alt = draw.work([37, 38, 39], [37, 1, 1]).alt
     assert "3 new tokens. 114 tokens computed, 39 of them for the first time" in alt
-    assert "37 tokens for the first one and 39 for the last" in alt
+    assert "37 tokens for the first one, 39 for the last" in alt
 
 
 def test_waits_are_from_token_to_token():

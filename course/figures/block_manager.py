@@ -12,38 +12,24 @@ from course.figures.common import (
     INK,
     Picture,
     fill,
-    grid,
     key,
     label,
     legend,
     mark,
     new_axes,
     picture,
-    speeds,
-    this_machine,
-    timeline,
     write,
 )
+from course.figures.common import grid as grid
+from course.figures.common import speeds as speeds
+from course.figures.common import this_machine as this_machine
+from course.figures.common import timeline as timeline
 from minivllm.pictures.figures import PALETTE, halo
 from minivllm.pictures.timeline import block_owners, count, num_blocks_in_use, request_rows
 from minivllm.trace import Trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-__all__ = [
-    "block_history",
-    "free_blocks",
-    "grid",
-    "memory_strip",
-    "ownership",
-    "reservations",
-    "slots",
-    "speeds",
-    "this_machine",
-    "timeline",
-    "trade_off",
-]
 
 # -- memory without blocks -----------------------------------------------------------------
 

@@ -19,29 +19,17 @@ from course.figures.common import (
     mark,
     new_axes,
     picture,
-    speeds,
-    this_machine,
     write,
 )
-from course.figures.ladder import find, ladder, provenance, recorded, timelines
+from course.figures.common import speeds as speeds
+from course.figures.common import this_machine as this_machine
+from course.figures.ladder import find as find
+from course.figures.ladder import ladder as ladder
+from course.figures.ladder import provenance as provenance
+from course.figures.ladder import recorded as recorded
+from course.figures.ladder import timelines as timelines
 from minivllm.cuda_graphs import Call, tensors_in
 from minivllm.pictures.figures import PALETTE
-
-__all__ = [
-    "buckets",
-    "computes",
-    "find",
-    "ladder",
-    "launches_and_work",
-    "places",
-    "provenance",
-    "recorded",
-    "rides",
-    "speeds",
-    "tape",
-    "this_machine",
-    "timelines",
-]
 
 
 def launches_and_work(machines: Mapping[str, tuple[float, float]], title: str) -> Picture:

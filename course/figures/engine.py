@@ -21,31 +21,20 @@ from course.figures.common import (
     new_axes,
     picture,
     source,
-    this_machine,
-    timeline,
     times,
     write,
 )
-from course.figures.ladder import climb, find, ladder, provenance, recorded
+from course.figures.common import this_machine as this_machine
+from course.figures.common import timeline as timeline
+from course.figures.ladder import climb
+from course.figures.ladder import find as find
+from course.figures.ladder import ladder as ladder
+from course.figures.ladder import provenance as provenance
+from course.figures.ladder import recorded as recorded
 from course.props.toy_device import Work
 from minivllm.pictures.figures import PALETTE, halo
 from minivllm.pictures.timeline import count, num_blocks_in_use
 from minivllm.trace import Trace
-
-__all__ = [
-    "batches",
-    "find",
-    "ladder",
-    "lanes",
-    "memory",
-    "provenance",
-    "rates",
-    "ratios",
-    "recorded",
-    "rungs",
-    "this_machine",
-    "timeline",
-]
 
 LOOKS = {"launch": "prefill", "read": "waiting", "compute": "decode", "owned": "cached"}
 

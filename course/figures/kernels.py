@@ -22,27 +22,15 @@ from course.figures.common import (
     new_axes,
     picture,
     source,
-    this_machine,
     write,
 )
+from course.figures.common import this_machine as this_machine
 from minivllm.bench_results import speed
 from minivllm.pictures.figures import halo, shade
 from minivllm.pictures.timeline import count
 
 if TYPE_CHECKING:
     from course.props.memory_watch import Access
-
-__all__ = [
-    "cache_map",
-    "cache_traffic",
-    "memory_map",
-    "parts",
-    "running_softmax",
-    "speeds",
-    "this_machine",
-    "tiles",
-    "work_list",
-]
 
 # -- tiles, masks, memory ------------------------------------------------------------------------
 

@@ -22,25 +22,12 @@ from course.figures.common import (
     new_axes,
     picture,
     source,
-    speeds,
-    this_machine,
     write,
 )
+from course.figures.common import speeds as speeds
+from course.figures.common import this_machine as this_machine
 from minivllm.pictures.figures import PALETTE, halo
 from minivllm.pictures.timeline import count
-
-__all__ = [
-    "attention_maps",
-    "bits",
-    "groups",
-    "guesses",
-    "hands",
-    "lines",
-    "roofline",
-    "speeds",
-    "stream",
-    "this_machine",
-]
 
 MARKS = ("o", "s", "D", "^", "v", "P")  # curves can be told apart without colour
 

@@ -20,28 +20,14 @@ from course.figures.common import (
     mark,
     new_axes,
     picture,
-    speeds,
-    this_machine,
-    timeline,
     write,
 )
+from course.figures.common import speeds as speeds
+from course.figures.common import this_machine as this_machine
+from course.figures.common import timeline as timeline
 from minivllm.pictures.figures import PALETTE, halo
 from minivllm.pictures.timeline import count
 from minivllm.trace import Trace
-
-__all__ = [
-    "block_tables",
-    "cache",
-    "differences",
-    "growth",
-    "sent",
-    "slots",
-    "speeds",
-    "step",
-    "this_machine",
-    "timeline",
-    "weights",
-]
 
 # Requests of one picture: a colour each, and a letter or a name beside it.
 STATES = ("decode", "waiting", "cached", "prefill")

@@ -16,28 +16,14 @@ from course.figures.common import (
     new_axes,
     picture,
     source,
-    speeds,
-    this_machine,
-    timeline,
     write,
 )
+from course.figures.common import speeds as speeds
+from course.figures.common import this_machine as this_machine
+from course.figures.common import timeline as timeline
 from minivllm.pictures.figures import halo
 from minivllm.pictures.timeline import count
 from minivllm.prefix_cache import CachedBlock
-
-__all__ = [
-    "chains",
-    "collisions",
-    "first_tokens",
-    "hit_rates",
-    "matches",
-    "queue",
-    "reuse",
-    "speeds",
-    "this_machine",
-    "timeline",
-    "tree",
-]
 
 # -- tokens: found or computed ---------------------------------------------------------------
 

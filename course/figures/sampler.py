@@ -16,24 +16,12 @@ from course.figures.common import (
     mark,
     new_axes,
     picture,
-    speeds,
-    this_machine,
     write,
 )
+from course.figures.common import speeds as speeds
+from course.figures.common import this_machine as this_machine
 from minivllm.pictures.figures import halo
 from minivllm.pictures.timeline import count
-
-__all__ = [
-    "cdf",
-    "cuts",
-    "knobs",
-    "observed",
-    "race",
-    "speeds",
-    "this_machine",
-    "times",
-    "token_grid",
-]
 
 
 def shown(token: str, limit: int = 10) -> str:

@@ -17,27 +17,14 @@ from course.figures.common import (
     mark,
     new_axes,
     picture,
-    speeds,
-    this_machine,
     write,
 )
+from course.figures.common import speeds as speeds
+from course.figures.common import this_machine as this_machine
 from minivllm.pictures.figures import PALETTE, halo, request_timeline, shade
 from minivllm.pictures.timeline import count, request_rows
 from minivllm.request import Chunk
 from minivllm.trace import StepTrace, Trace
-
-__all__ = [
-    "budget_curves",
-    "chunks",
-    "load_curves",
-    "memory",
-    "speeds",
-    "step_bars",
-    "step_times",
-    "this_machine",
-    "timelines",
-    "token_gaps",
-]
 
 # -- runs, request by request ------------------------------------------------------------------
 
@@ -212,6 +199,7 @@ def load_curves(runs: Mapping[str, Sequence[tuple[float, float]]]) -> Picture:
     figure, ax = new_axes(3.4)
     parts = []
     lines = {n: ([a for a, _ in points], [b for _, b in points]) for n, points in runs.items()}
+    curves(ax, lines)
     for name, (rates, waits) in lines.items():
         parts.append(
             f"{name}: {waits[0]:.0f} ms at {rates[0]:.0f} tokens/s, at least {min(waits):.0f} ms,"
@@ -223,7 +211,6 @@ def load_curves(runs: Mapping[str, Sequence[tuple[float, float]]]) -> Picture:
     ax.set_yticks([5, 10, 20, 50, 100], ["5", "10", "20", "50", "100"])
     ax.set_yticks([], minor=True)
     ax.set_xlim(0, None)
-    curves(ax, lines)
     return picture(figure, f"Lines of latency (log) over throughput. {'; '.join(parts)}.")
 
 

@@ -21,31 +21,18 @@ from course.figures.common import (
     mark,
     new_axes,
     picture,
-    speeds,
-    this_machine,
     write,
 )
-from course.figures.several_gpus import gains, recorded
+from course.figures.common import speeds as speeds
+from course.figures.common import this_machine as this_machine
+from course.figures.several_gpus import gains as gains
+from course.figures.several_gpus import recorded as recorded
 from minivllm.bench_results import speed
 from minivllm.pictures.figures import PALETTE
 from minivllm.pictures.timeline import count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-__all__ = [
-    "costs",
-    "gains",
-    "heads",
-    "latency",
-    "matrices",
-    "memory",
-    "parts",
-    "ranks_in_time",
-    "recorded",
-    "speeds",
-    "this_machine",
-]
 
 # Ranks of one picture: a colour each, and a name or a number beside it.
 STATES = ("decode", "prefill", "cached", "waiting")

@@ -18,26 +18,16 @@ from course.figures.common import (
     new_axes,
     picture,
     source,
-    speeds,
-    this_machine,
     times,
     write,
 )
+from course.figures.common import speeds as speeds
+from course.figures.common import this_machine as this_machine
 from minivllm.pictures.figures import PALETTE
 from minivllm.pictures.timeline import count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-__all__ = [
-    "arrivals",
-    "joins",
-    "languages",
-    "speeds",
-    "stream",
-    "this_machine",
-    "tokens",
-]
 
 # -- characters and bytes ----------------------------------------------------------------------
 

@@ -6,25 +6,22 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 from course.figures.common import (
-    GRID,
     INK,
     Picture,
-    grid,
+    curves,
     label,
     legend,
-    mark,
+    look,
     new_axes,
     picture,
-    speeds,
-    this_machine,
-    timeline,
     write,
 )
-from minivllm.pictures.figures import PALETTE
+from course.figures.common import grid as grid
+from course.figures.common import speeds as speeds
+from course.figures.common import this_machine as this_machine
+from course.figures.common import timeline as timeline
 from minivllm.pictures.timeline import count
 from minivllm.trace import Trace
-
-__all__ = ["grid", "speeds", "this_machine", "timeline", "waits", "work"]
 
 
 def work(naive: Sequence[int], cached: Sequence[int]) -> Picture:
@@ -33,26 +30,17 @@ def work(naive: Sequence[int], cached: Sequence[int]) -> Picture:
     `naive` and `cached` hold the tokens that each new token costs.
     """
     figure, ax = new_axes(2.8)
-    places = range(1, len(naive) + 1)
     words = f"{sum(naive):,} tokens computed, {sum(cached):,} of them for the first time"
-    for costs, state, shape in ((naive, "waiting", "s"), (cached, "decode", "o")):
-        sums = list(accumulate(costs))
-        look = {"color": PALETTE[state], "marker": shape, "markeredgecolor": INK}
-        ax.plot(places, sums, linewidth=2, markersize=5, **look)
-        write(ax, len(naive) + 0.4, sums[-1], f"{sums[-1]:,}", ha="left", fontsize=9)
+    names = {"for the first time: all that a KV cache leaves": cached, "naive loop": naive}
+    places = range(1, len(naive) + 1)
+    curves(ax, {name: (places, list(accumulate(costs))) for name, costs in names.items()})
+    for costs in names.values():
+        write(ax, len(naive) + 0.4, sum(costs), f"{sum(costs):,}", ha="left", fontsize=9)
     label(ax, f"{count(len(naive), 'new token')}: {words}", "new token", "tokens computed so far")
     ax.set_xlim(0.4, len(naive) + 2.2)
     ax.set_ylim(0, 1.08 * sum(naive))
-    ax.grid(axis="y", color=GRID, linewidth=0.6)
-    grey = mark("naive loop: the whole text each time", marker="s", color=PALETTE["waiting"])
-    green = mark(
-        "for the first time: all that a KV cache leaves", marker="o", color=PALETTE["decode"]
-    )
-    legend(ax, [grey, green])
     alt = f"Two lines over {count(len(naive), 'new token')}. {words}. The naive loop computes"
-    return picture(
-        figure, f"{alt} {naive[0]} tokens for the first one and {naive[-1]} for the last."
-    )
+    return picture(figure, f"{alt} {naive[0]} tokens for the first one, {naive[-1]} for the last.")
 
 
 def waits(trace: Trace, lines: Mapping[str, float]) -> Picture:
@@ -66,10 +54,9 @@ def waits(trace: Trace, lines: Mapping[str, float]) -> Picture:
         decoding = [chunk.is_decode for chunk in step.chunks]
         if any(decoding):
             kinds[not all(decoding)].append((step.index, 1e3 * (step.end - before.end)))
-    looks = {True: ("s", "prefill", "a prompt in the step"), False: ("o", "decode", "tokens only")}
-    for beside, (shape, state, text) in looks.items():
-        style = {"marker": shape, "color": PALETTE[state], "linestyle": "none", "label": text}
-        ax.plot(*zip(*kinds[beside]), markersize=6, markeredgecolor=INK, **style)
+    looks = {True: ("prefill", "a prompt in the step"), False: ("decode", "tokens only")}
+    for beside, (state, text) in looks.items():
+        ax.plot(*zip(*kinds[beside]), label=text, **look(state))
     for place, (name, seconds) in enumerate(lines.items()):
         ax.axhline(1e3 * seconds, color=INK, linestyle="--", linewidth=1, zorder=1)
         at = (0.99 - 0.12 * place, 1e3 * seconds)
