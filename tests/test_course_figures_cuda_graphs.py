@@ -14,7 +14,8 @@ pytestmark = pytest.mark.course
 
 def make_tape():
     """x times 2 into new memory, a view of it added to, all copied to `out`."""
-    x, out = torch.ones(3), torch.zeros(3)
+    x = torch.ones(3)
+    out = torch.zeros(3)
     with Tape() as tape:
         doubled = x * 2
         doubled[1:].add_(10)
@@ -54,7 +55,7 @@ PICTURES = {
     "tape": lambda: draw.tape(*make_tape(), "A step"),
     "buckets": lambda: draw.buckets({1: 1, 2: 2, 3: 4, 5: None}, "at most 5"),
     "rides": lambda: draw.rides([(1, None), (3, 4), (4, 4)], "a run"),
-    "places": lambda: draw.places({"one": ([5, 9], [17, 0], 1)}, nobody=9),
+    "places": lambda: draw.places({"one": ([5, 9], [17, 0], 1)}, padding_row=9),
     "ladder": lambda: draw.ladder(RESULTS, [1, 8]),
     "timelines": lambda: draw.timelines(RESULTS, ["fast"]),
 }
@@ -63,7 +64,7 @@ PICTURES = {
 @pytest.mark.parametrize("name", PICTURES)
 def test_pictures_fit_the_page_and_are_described(name):
     """700 pixels wide, with alt text where a notebook keeps it."""
-    assert_fits_the_page_and_is_described(PICTURES[name]())
+    assert_fits_the_page_and_is_described(PICTURES[name])
 
 
 def test_pictures_are_the_same_each_time():
@@ -91,8 +92,8 @@ def test_words_name_the_numbers(name, words):
 
 def test_a_stale_place_is_marked():
     """A row behind the real ones that is not the padding's."""
-    fresh = draw.places({"one": ([5, 9], [17, 0], 1)}, nobody=9)
-    stale = draw.places({"one": ([5, 7], [17, 0], 1)}, nobody=9)
+    fresh = draw.places({"one": ([5, 9], [17, 0], 1)}, padding_row=9)
+    stale = draw.places({"one": ([5, 7], [17, 0], 1)}, padding_row=9)
     assert fresh.png != stale.png
 
 
@@ -107,7 +108,7 @@ def test_views_and_memory_alone_are_no_work():
 
 
 def test_the_newest_recorded_gpu_run_is_taken(tmp_path):
-    """By the date in its name; a CPU's ladder is no GPU's."""
+    """By the date in its name; a CPU's ladder is not used."""
     assert draw.recorded(tmp_path) == []
     cpu = [{**RESULTS[0], "device": "cpu"}]
     for name, results in (

@@ -31,7 +31,9 @@ RATES = [
 
 def make_trace():
     """Two requests in blocks 3 and 6; the first ends and leaves its block in the cache."""
-    trace, first, second = Trace(8, 4), make_request("a", [1], [3]), make_request("b", [2], [6])
+    trace = Trace(8, 4)
+    first = make_request("a", [1], [3])
+    second = make_request("b", [2], [6])
     for requests, waiting, cached in (([first, second], 2, [3]), ([second], 0, [3, 1])):
         trace.record(
             SchedulerOutput([Chunk(request, 0, 1, True, True) for request in requests]),
@@ -58,7 +60,7 @@ PICTURES = {
 @pytest.mark.parametrize("name", PICTURES)
 def test_pictures_fit_the_page_and_are_described(name):
     """700 pixels wide, with alt text where a notebook keeps it."""
-    assert_fits_the_page_and_is_described(PICTURES[name]())
+    assert_fits_the_page_and_is_described(PICTURES[name])
 
 
 def test_pictures_are_the_same_each_time():
@@ -69,7 +71,7 @@ def test_pictures_are_the_same_each_time():
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("lanes", ["2 steps in 8 ms, the device busy for 75%", "owned from 0 to 8; 1 for nobody"]),
+        ("lanes", ["2 steps in 8 ms, the device busy for 75%", "owned from 0 to 8; 1 discarded"]),
         ("batches", ["1: 50 tok/s of at most 60, 20 ms; 4: 125 tok/s of at most 200, 32 ms"]),
         ("rates", ["full at 1.2 requests per second", "2 requests/s: 80 tok/s", "90 ms (p90 140)"]),
         ("memory", ["At most 2 of 8 blocks are owned; at most 2 are cached, 2 requests wait"]),
@@ -83,14 +85,13 @@ def test_words_name_the_numbers(name, words):
     assert [part for part in words if part not in alt] == [], alt
 
 
-def test_a_step_for_nobody_looks_different():
+def test_a_discarded_step_looks_different():
     """Crossed out, not only named."""
     plain = [Work(w.lane, w.what, w.step, w.start, w.end) for w in LOG]
     assert draw.lanes({"overlapped": plain}).png != PICTURES["lanes"]().png
 
 
 def test_a_block_counts_once():
-    """Who ends with a step owned its blocks in it, and finds them in the cache afterwards: never
-    are more blocks drawn than there are."""
+    """A request that ends with a step leaves its blocks in the cache: they are drawn only once."""
     alt = draw.memory(make_trace()).alt
     assert "at most 2 are cached" in alt  # blocks 3 and 1 in the second step; 0 in the first

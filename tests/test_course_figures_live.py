@@ -1,4 +1,4 @@
-"""What a picture can do where somebody looks at it, and its twin where nobody does."""
+"""The slider below a picture of a live notebook, and the picture alone everywhere else."""
 
 import re
 import sys
@@ -19,8 +19,8 @@ class Kernel:
 
 
 @pytest.fixture
-def looked_at(monkeypatch):
-    """As in the kernel of a notebook at which somebody works."""
+def live_notebook(monkeypatch):
+    """As in the kernel of an interactive notebook."""
     monkeypatch.delenv("MINIVLLM_COURSE_STRICT", raising=False)
     monkeypatch.setattr("IPython.core.getipython.get_ipython", Kernel)
 
@@ -42,25 +42,19 @@ def shown(monkeypatch):
     return objects
 
 
-@pytest.mark.usefixtures("looked_at")
-def test_words_stand_where_jupyterlab_shows_them():
-    """In the tag's alt, quotes and all; image and plain text stay, for exports."""
-    data, metadata = common.Picture(b"png", 'a "b" <c>')._repr_mimebundle_()
+def test_alt_text_is_escaped():
+    """Quotes and all: it stands in a tag."""
+    data = common.Picture(b"png", 'a "b" <c>')._repr_mimebundle_()
     assert data["text/html"].endswith(' alt="a &quot;b&quot; &lt;c&gt;">')
-    assert data["image/png"] in data["text/html"]
-    assert metadata["image/png"]["alt"] == data["text/plain"] == 'a "b" <c>'
+    assert data["text/plain"] == 'a "b" <c>'
 
 
-@pytest.mark.usefixtures("looked_at")
-def test_a_test_of_a_notebook_is_nobody(monkeypatch):
-    """Nor is `python -m course execute`: what is saved are image and words."""
+@pytest.mark.usefixtures("live_notebook")
+def test_an_executed_notebook_is_not_live(monkeypatch):
+    """As `python -m course execute` and the tests run it."""
     assert live.is_live()
     monkeypatch.setenv("MINIVLLM_COURSE_STRICT", "1")
     assert not live.is_live()
-    assert set(common.Picture(b"png", "words")._repr_mimebundle_()[0]) == {
-        "image/png",
-        "text/plain",
-    }
 
 
 def test_the_slider_puts_another_step_in_the_pictures_place(shown, monkeypatch):
@@ -75,7 +69,7 @@ def test_the_slider_puts_another_step_in_the_pictures_place(shown, monkeypatch):
     assert type(shown[0]) is common.Picture
 
 
-@pytest.mark.usefixtures("looked_at")
+@pytest.mark.usefixtures("live_notebook")
 def test_without_ipywidgets_the_picture_stands_still(shown, monkeypatch):
     """IPython takes the exception for "as usual"."""
     monkeypatch.setitem(sys.modules, "ipywidgets", None)
@@ -84,8 +78,10 @@ def test_without_ipywidgets_the_picture_stands_still(shown, monkeypatch):
     assert not shown
 
 
-def test_where_nobody_looks_a_film_is_a_picture():
+def test_outside_of_a_live_notebook_a_film_is_a_picture():
     """Of the step in which most blocks were in use, if none is named."""
-    data, metadata = DisplayFormatter().format(common.grid(make_trace()))
-    assert re.search(r"KV blocks in step 1,.* 3 of 4 in use", metadata["image/png"]["alt"])
-    assert set(data) == {"image/png", "text/plain"}
+    data, _ = DisplayFormatter().format(common.grid(make_trace()))
+    assert re.search(
+        r'alt="Grid of blocks. KV blocks in step 1,.* 3 of 4 in use', data["text/html"]
+    )
+    assert set(data) == {"text/html", "text/plain"}

@@ -26,7 +26,8 @@ def make_tables():
 
 def make_trace():
     """A prompt of 5 tokens in two blocks of 4, then a decode in the same blocks."""
-    trace, request = Trace(8, 4), make_request("a", range(5), [3, 6])
+    trace = Trace(8, 4)
+    request = make_request("a", range(5), [3, 6])
     for chunk in (Chunk(request, 0, 5, True, False), Chunk(request, 5, 1, True, True)):
         tables = {"a": tuple(request.block_table)}
         trace.record(
@@ -56,7 +57,7 @@ PICTURES = {
 @pytest.mark.parametrize("name", PICTURES)
 def test_pictures_fit_the_page_and_are_described(name):
     """700 pixels wide, with alt text where a notebook keeps it."""
-    assert_fits_the_page_and_is_described(PICTURES[name]())
+    assert_fits_the_page_and_is_described(PICTURES[name])
 
 
 def test_pictures_are_the_same_each_time():

@@ -18,7 +18,8 @@ def words(token_ids):
 
 def make_cache(*chains):
     """A cache with these chains of blocks of 2 tokens: block 0, 1, 2, ... as they come."""
-    cache, block_id = PrefixCache(2), 0
+    cache = PrefixCache(2)
+    block_id = 0
     for chain in chains:
         node = None
         for tokens in chain:
@@ -50,7 +51,7 @@ PICTURES = {
 @pytest.mark.parametrize("name", PICTURES)
 def test_a_picture_fits_the_page_and_is_described(name):
     """700 pixels wide, with alt text where a notebook keeps it."""
-    assert_fits_the_page_and_is_described(PICTURES[name]())
+    assert_fits_the_page_and_is_described(PICTURES[name])
 
 
 @pytest.mark.parametrize(
@@ -78,11 +79,12 @@ def test_owned_and_cached_blocks_are_not_one_box():
     assert "block 1 (c d); block 2 (e f)" in make_tree(joined=True, owners=owners).alt
 
 
-def test_an_orphan_is_drawn_without_its_parent():
-    """The block before it was given away: no line, and no error."""
+def test_an_orphan_is_drawn_behind_its_evicted_parent():
+    """Not as the beginning of a prompt, which it is not; the title counts known blocks only."""
     cache = make_cache([(0, 1), (2, 3)])
     cache.forget(0)
-    assert "with 1 end: block 1 (c d)" in draw.tree(cache.entries.values(), [0, 0], words).alt
+    alt = draw.tree(cache.entries.values(), [0, 0], words).alt
+    assert "1 known block, with 1 end: block 0 (evicted, a b); block 1 (c d)" in alt
 
 
 def test_an_empty_cache_has_an_empty_tree():

@@ -57,7 +57,7 @@ PICTURES = {
 @pytest.mark.parametrize("name", PICTURES)
 def test_a_picture_fits_the_page_and_is_described(name):
     """700 pixels wide, with alt text where a notebook keeps it."""
-    assert_fits_the_page_and_is_described(PICTURES[name]())
+    assert_fits_the_page_and_is_described(PICTURES[name])
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_picture_fits_the_page_and_is_described(name):
         ("chunks", "positions 4 to 5 prefill and sample; positions 5 to 6 decode and sample"),
         ("step_bars", "1 of 3 steps use the whole budget of 10 tokens; at most 1 token of a"),
         ("step_times", "2 steps, and a line through them. A step takes about 19 ms and 1 ms"),
-        ("memory", "limit of 8. 1 preemption: the newest loses all that it holds. Thrown out: b"),
+        ("memory", "limit of 8. 1 preemption: the newest loses all that it holds. Preempted: b"),
         ("token_gaps", "whole: the longest wait is 200 ms"),
         ("load_curves", "a car: 50 ms at 100 tokens/s, at least 10 ms, at most 200 tokens/s"),
         ("budget_curves", "budget 32: 6 ms, 900 ms, 300 tokens/s; budget 64: 7 ms, 90 ms, 400"),
@@ -78,9 +78,15 @@ def test_the_words_hold_the_numbers(name, words):
     assert words in PICTURES[name]().alt
 
 
-def test_nobody_thrown_out_is_said():
+def test_a_gap_between_two_rounds_is_said():
+    """All others are done, and the preempted request starts again in the step after it."""
+    alt = draw.memory([{"a": 4}, {}, {"b": 1}], 8, [(0, "b")]).alt
+    assert "Nothing is held from step 1 to 1." in alt
+
+
+def test_no_preemption_is_said():
     """A run without preemption is drawn too."""
-    assert "Thrown out: nobody" in draw.memory([{"a": 4}], 8, []).alt
+    assert "Preempted: none" in draw.memory([{"a": 4}], 8, []).alt
 
 
 def test_pictures_are_the_same_each_time():

@@ -19,7 +19,8 @@ class Table:
 
 STEPS = [["l", "o", "w"], ["lo", "w"], ["low"]]
 COUNTS = {"small": {"English": 10, "Korean": 30}, "large": {"English": 5, "Korean": 12}}
-DATA, PIECES = [b"a ", b"\xed\x95", b"\x9c$", b"\xc3"], ["a ", "", "한$", ""]
+DATA = [b"a ", b"\xed\x95", b"\x9c$", b"\xc3"]
+PIECES = ["a ", "", "한$", ""]
 
 PICTURES = {
     "tokens": lambda: draw.tokens({"a": (Table(), [0, 1, 2, 3]), "b": (Table(), [0])}),
@@ -34,13 +35,13 @@ PICTURES = {
 @pytest.mark.parametrize("name", PICTURES)
 def test_a_picture_fits_the_page_and_is_described(name):
     """700 pixels wide, with alt text where a notebook keeps it, and no warning of a font."""
-    assert_fits_the_page_and_is_described(PICTURES[name]())
+    assert_fits_the_page_and_is_described(PICTURES[name])
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("tokens", "a: 10 bytes in 4 tokens, 1 of them control tokens; b: 4 bytes in 1 token."),
+        ("tokens", "10 bytes. a: 4 tokens (1 control); b: 1 token."),
         ("joins", "3 bytes, 2 joins, 1 token. after 0: l o w; after 1: lo w; after 2: low"),
         ("languages", "small: English 10, Korean 30; large: English 5, Korean 12"),
         ("stream", "4 tokens; after 2 of them bytes are held back. Shown: 'a ', nothing, 'U+D55C"),

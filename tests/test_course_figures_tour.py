@@ -16,8 +16,8 @@ def make_trace(*steps):
         chunks = tuple(ChunkTrace(str(i), 0, 1, d, True) for i, d in enumerate(decodes))
         times = {"index": index, "start": end - 0.01, "end": end, "num_waiting": 0}
         tables = {"block_tables": {}, "cached_blocks": frozenset()}
-        nobody = {"preempted": (), "finished": ()}
-        trace.steps.append(StepTrace(chunks=chunks, **times, **tables, **nobody))
+        no_one_leaves = {"preempted": (), "finished": ()}
+        trace.steps.append(StepTrace(chunks=chunks, **times, **tables, **no_one_leaves))
     return trace
 
 
@@ -39,14 +39,14 @@ PICTURES = {
 @pytest.mark.parametrize("name", PICTURES)
 def test_a_picture_fits_the_page_and_is_described(name):
     """700 pixels wide, with alt text where a notebook keeps it."""
-    assert_fits_the_page_and_is_described(PICTURES[name]())
+    assert_fits_the_page_and_is_described(PICTURES[name])
 
 
 def test_work_is_counted_in_tokens():
     """114 computed, of which 37 + 1 + 1 are new."""
     alt = draw.work([37, 38, 39], [37, 1, 1]).alt
     assert "3 new tokens. 114 tokens computed, 39 of them for the first time" in alt
-    assert "grow from 37 to 39" in alt
+    assert "37 tokens for the first one, 39 for the last" in alt
 
 
 def test_waits_are_from_token_to_token():

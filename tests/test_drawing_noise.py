@@ -100,5 +100,5 @@ def test_gumbel_noise_is_finite_for_all_bits() -> None:
     noise = gumbel_noise(torch.tensor([0, 1, 2**62, -(2**63), ALL_ONES]))
     assert noise.isfinite().all()
     assert noise[2].item() == pytest.approx(-math.log(-math.log(0.25)))
-    assert drawing.tolist()[0] == pytest.approx(-3.604, abs=1e-3)
-    assert drawing.tolist()[-1] == pytest.approx(36.737, abs=1e-3)
+    assert noise.tolist()[0] == pytest.approx(-3.604, abs=1e-3)
+    assert noise.tolist()[-1] == pytest.approx(36.737, abs=1e-3)

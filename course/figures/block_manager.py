@@ -2,41 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
 
 from course.figures.common import (
+    DOTS,
     GRID,
     INK,
     Picture,
     fill,
-    grid,
     key,
     label,
     legend,
+    mark,
     new_axes,
     picture,
-    speeds,
-    this_machine,
-    timeline,
     write,
 )
-from minivllm.pictures.figures import PALETTE, halo, shade
+from course.figures.common import grid as grid
+from course.figures.common import speeds as speeds
+from course.figures.common import this_machine as this_machine
+from course.figures.common import timeline as timeline
+from minivllm.pictures.figures import PALETTE, halo
 from minivllm.pictures.timeline import block_owners, count, num_blocks_in_use, request_rows
 from minivllm.trace import Trace
 
-__all__ = [
-    "block_history",
-    "free_blocks",
-    "grid",
-    "memory_strip",
-    "ownership",
-    "reservations",
-    "slots",
-    "speeds",
-    "this_machine",
-    "timeline",
-    "trade_off",
-]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # -- memory without blocks -----------------------------------------------------------------
 
@@ -59,9 +52,10 @@ def reservations(used: Sequence[int], reserved: int) -> Picture:
 
 
 def memory_strip(spans: Mapping[str, tuple[int, int]], total: int, wanted: int) -> Picture:
-    """Contiguous memory: who holds which (start, size) of its `total` slots, and what is free."""
+    """Contiguous memory: the (start, size) that each request holds of `total` slots, and gaps."""
     figure, ax = new_axes(1.7)
-    gaps, end = [], 0
+    gaps = []
+    end = 0
     for start, size in [*sorted(spans.values()), (total, 0)]:
         if start > end:
             gaps.append((end, start - end))
@@ -73,7 +67,8 @@ def memory_strip(spans: Mapping[str, tuple[int, int]], total: int, wanted: int) 
         ax.broken_barh([(start, size)], (0, 1), **fill("free"))
         if size > total / 40:
             write(ax, start + size / 2, 0.5, str(size), style="italic", weight="bold")
-    free, largest = sum(size for _, size in gaps), max([size for _, size in gaps], default=0)
+    free = sum(size for _, size in gaps)
+    largest = max([size for _, size in gaps], default=0)
     title = f"{free} slots are free, the largest gap has {largest}: a request for {wanted} waits"
     label(ax, title, "slot of the memory", "")
     ax.set_xlim(0, total)
@@ -110,7 +105,7 @@ def slots(num_blocks: Mapping[int, int], block_size: int) -> Picture:
 
 
 def ownership(tables: Mapping[str, Sequence[int]], ref_counts: Sequence[int]) -> Picture:
-    """Whose table each block stands in and at which place; below, each block's count."""
+    """The tables in which each block stands, and its place there; below, each block's count."""
     figure, ax = new_axes(1.3 + 0.42 * (len(tables) + 1))
     for y, table in enumerate(tables.values()):
         for place, block in enumerate(table):
@@ -154,30 +149,76 @@ def trade_off(wasted: Mapping[int, float], entries: Mapping[int, float]) -> Pict
 def block_history(trace: Trace) -> Picture:
     """Every block (upwards) in every step (to the right): free, cached, in prefill or decode.
 
-    Neighbours differ in shade; a number stands where a request gets its first block.
+    Lines separate the blocks of different requests; a number is the request's.
     """
+    from matplotlib.collections import LineCollection
+
     rows = request_rows(trace)
-    number_of = {row.label: i for i, row in enumerate(rows.values())}
-    image = [[shade("free")] * len(trace.steps) for _ in range(trace.num_blocks)]
-    figure, ax = new_axes(3.6)
-    named = set[str]()
+    figure, ax = new_axes(4.2)
+    # [block][step]: the owner and the state
+    seen = [[("", "free")] * (len(trace.steps) + 1) for _ in range(trace.num_blocks + 1)]
     for step in trace.steps:
         for block in step.cached_blocks:
-            image[block][step.index] = shade("cached")
+            seen[block][step.index] = ("", "cached")
         for block, owners in block_owners(trace, step, rows).items():
-            name, phase = owners[0]
-            image[block][step.index] = shade(phase, number_of[name] % 3)
-            if name not in named:
-                write(ax, step.index, block, name, ha="left", path_effects=halo())
-                named.add(name)
-    ax.imshow(image, aspect="auto", origin="lower", interpolation="nearest")
+            seen[block][step.index] = owners[0]
+    spans = _spans(seen)
+    for state in ("prefill", "decode", "cached"):
+        look = fill(state, dotted=True) | {"linewidth": 0}
+        for block, start, end, (_, what) in spans:
+            if what == state:
+                ax.broken_barh([(start, end - start)], (block, 1), **look)
+    ax.add_collection(LineCollection(list(_borders(seen)), colors=INK, linewidths=0.5))
     most = max(num_blocks_in_use(step) for step in trace.steps)
-    title = f"At most {most} of {trace.num_blocks} blocks are in use; a number: a request begins"
+    title = (
+        f"At most {most} of {trace.num_blocks} blocks are in use, by {count(len(rows), 'request')}"
+    )
     label(ax, title, "step", f"block (of {trace.block_size} tokens)")
-    names = {"prefill": "owner in prefill", "decode": "owner in decode (three shades)"}
-    legend(ax, [key(state, names.get(state, state)) for state in (*names, "cached", "free")])
+    ax.set(xlim=(0, len(trace.steps)), ylim=(0, trace.num_blocks))
+    _name_owners(ax, spans)
+    keys = [key("prefill", "prefill"), key("decode", "decode"), key("cached", "cached", **DOTS)]
+    keys += [key("free", "free"), mark("border of a request", linestyle="-", linewidth=0.8)]
+    legend(ax, [*keys, mark("its number", marker="$7$")])
     alt = f"Map of {trace.num_blocks} blocks over {count(len(trace.steps), 'step')}. {title}."
     return picture(figure, alt)
+
+
+Cell = tuple[str, str]  # owner, state
+
+
+def _spans(seen: Sequence[Sequence[Cell]]) -> list[tuple[int, int, int, Cell]]:
+    """The steps in which a block stays as it is: (block, start, end, what it is)."""
+    spans = []
+    for block, cells in enumerate(seen):
+        start = 0
+        for cell, steps in groupby(cells):
+            spans.append((block, start, start + len(list(steps)), cell))
+            start = spans[-1][2]
+    return spans
+
+
+def _borders(seen: Sequence[Sequence[Cell]]) -> Iterator[list[tuple[int, int]]]:
+    """A line wherever the owner changes: from step to step, or to the block above."""
+    for block, cells in enumerate(seen):
+        for step, (owner, _) in enumerate(cells):
+            if step and owner != cells[step - 1][0]:
+                yield [(step, block), (step, block + 1)]
+            if block and owner != seen[block - 1][step][0]:
+                yield [(step, block), (step + 1, block)]
+
+
+def _name_owners(ax: Axes, spans: Sequence[tuple[int, int, int, Cell]]) -> None:
+    """The number of each request, on the longest of its spans that has room for it."""
+    right = ax.get_xlim()[1] / 25
+    top = ax.get_ylim()[1] / 16
+    places: dict[str, tuple[float, float]] = {}
+    for block, start, end, (owner, _) in sorted(spans, key=lambda span: span[1] - span[2]):
+        x = (start + end) / 2
+        y = block + 0.5
+        near = any(abs(x - a) < right and abs(y - b) < top for a, b in places.values())
+        if owner and owner not in places and not near:
+            places[owner] = (x, y)
+            write(ax, x, y, owner, path_effects=halo())
 
 
 def free_blocks(traces: Mapping[str, Trace], reserve: Mapping[str, int]) -> Picture:

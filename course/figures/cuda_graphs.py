@@ -9,54 +9,45 @@ from course.figures.common import (
     GRID,
     INK,
     Picture,
+    dots,
     fill,
     key,
     label,
     legend,
+    log_axis,
+    look,
+    mark,
     new_axes,
     picture,
-    speeds,
-    this_machine,
     write,
 )
-from course.figures.ladder import find, ladder, provenance, recorded, timelines
+from course.figures.common import speeds as speeds
+from course.figures.common import this_machine as this_machine
+from course.figures.ladder import find as find
+from course.figures.ladder import ladder as ladder
+from course.figures.ladder import provenance as provenance
+from course.figures.ladder import recorded as recorded
+from course.figures.ladder import timelines as timelines
 from minivllm.cuda_graphs import Call, tensors_in
 from minivllm.pictures.figures import PALETTE
-
-__all__ = [
-    "buckets",
-    "computes",
-    "find",
-    "ladder",
-    "launches_and_work",
-    "places",
-    "provenance",
-    "recorded",
-    "rides",
-    "speeds",
-    "tape",
-    "this_machine",
-    "timelines",
-]
 
 
 def launches_and_work(machines: Mapping[str, tuple[float, float]], title: str) -> Picture:
     """For each machine the milliseconds to launch a step's operations one by one, and those to
     read weights and cache once."""
-    figure, ax = new_axes(1.3 + 0.75 * len(machines))
+    figure, ax = new_axes(1.5 + 0.6 * len(machines))
     for place, (launching, reading) in enumerate(machines.values()):
-        for offset, value, state in ((-0.2, launching, "prefill"), (0.2, reading, "decode")):
-            ax.barh(place + offset, value, 0.36, **fill(state))
-            ax.text(value, place + offset, f" {value:.3g} ms", fontsize=8, va="center", color=INK)
-    label(ax, title, "milliseconds a step (log scale)", "")
-    ax.set_xscale("log")
+        dots(ax, place - 0.17, {"prefill": launching}, [f"{launching:.3g} ms"])
+        dots(ax, place + 0.17, {"decode": reading}, [f"{reading:.3g} ms"])
+    label(ax, title, "milliseconds per step (log scale)", "")
     values = [value for pair in machines.values() for value in pair]
-    ax.set_xlim(min(values) / 3, max(values) * 4)
+    log_axis(ax, min(values) / 3, max(values) * 4)
     ax.set_yticks(range(len(machines)), machines)
-    ax.invert_yaxis()
-    legend(ax, [key("prefill", "host: launch everything"), key("decode", "memory: read it once")])
+    ax.set_ylim(len(machines) - 0.5, -0.5)
+    host = mark("host: launch everything", **look("prefill"))
+    legend(ax, [host, mark("memory: read it once", **look("decode"))])
     parts = [f"{name}: launch {a:.3g} ms, read {b:.3g} ms" for name, (a, b) in machines.items()]
-    return picture(figure, f"Bars of milliseconds a step. {'; '.join(parts)}.")
+    return picture(figure, f"Dots at the milliseconds per step. {'; '.join(parts)}.")
 
 
 def tape(calls: Sequence[Call], names: Mapping[str, Any], title: str) -> Picture:
@@ -75,11 +66,11 @@ def tape(calls: Sequence[Call], names: Mapping[str, Any], title: str) -> Picture
     for row, call in enumerate(calls):
         name = call.operation.overloadpacket.__name__
         marks = _marks(call, places)
-        for place, mark in marks.items():
-            state = {"r": "free", "view": "waiting"}.get(mark, "decode")
+        for place, use in marks.items():
+            state = {"r": "free", "view": "waiting"}.get(use, "decode")
             ax.barh(row, 0.8, 0.7, left=place - 0.4, **fill(state))
-            write(ax, place, row, mark)
-        shown = ", ".join(f"{mark} {list(columns.values())[p]}" for p, mark in marks.items())
+            write(ax, place, row, use)
+        shown = ", ".join(f"{use} {list(columns.values())[p]}" for p, use in marks.items())
         words.append(f"{name}: {shown}")
     label(ax, title, "memory, by address", "call")
     ax.set_xlim(-0.6, len(columns) - 0.4)
@@ -98,12 +89,12 @@ def _memory(tensor: Any) -> int:
 
 
 def computes(call: Call) -> bool:
-    """Whether a call does any work: it writes somewhere, and is no mere view of its arguments."""
+    """Whether a call does any work: it writes somewhere, and does not only view its arguments."""
     name = call.operation.overloadpacket.__name__
     arguments = {_memory(tensor) for tensor in tensors_in((call.args, call.kwargs))}
     makes_memory = any(_memory(tensor) not in arguments for tensor in call.results)
     writes = call.operation._schema.is_mutable or makes_memory
-    return writes and not name.startswith("empty")  # memory alone is no work either
+    return writes and not name.startswith("empty")  # memory alone is not work
 
 
 def _marks(call: Call, places: Mapping[int, int]) -> dict[int, str]:
@@ -126,14 +117,17 @@ def buckets(bucket_of: Mapping[int, int | None], title: str) -> Picture:
     known = {size: bucket for size, bucket in bucket_of.items() if bucket is not None}
     ax.bar(sizes, sizes, 1.0, color=PALETTE["decode"], linewidth=0)
     padding = [bucket - size for size, bucket in known.items()]
-    look = {"facecolor": PALETTE["free"], "edgecolor": PALETTE["grid"], "hatch": "xxxx"}
-    ax.bar(list(known), padding, 1.0, bottom=list(known), linewidth=0, **look)
+    paint = {"facecolor": PALETTE["free"], "edgecolor": PALETTE["grid"], "hatch": "xxxx"}
+    ax.bar(list(known), padding, 1.0, bottom=list(known), linewidth=0, **paint)
     missing = [size for size in sizes if size not in known]
     style: dict[str, Any] = {"marker": "x", "color": PALETTE["preempted"], "linestyle": "none"}
     ax.plot(missing, missing, **style)
     share = sum(padding) / sum(known.values())
     label(ax, f"{title}: {share:.1%} of the rows computed are padding", "requests", "rows")
-    keys = [key("decode", "real rows", edgecolor=PALETTE["decode"]), key("free", "padding", **look)]
+    keys = [
+        key("decode", "real rows", edgecolor=PALETTE["decode"]),
+        key("free", "padding", **paint),
+    ]
     if missing:
         keys += ax.plot([], [], label="no graph", **style)
     legend(ax, keys)
@@ -163,21 +157,25 @@ def rides(steps: Sequence[tuple[int, int | None]], title: str) -> Picture:
     )
 
 
-def places(steps: Mapping[str, tuple[Sequence[int], Sequence[int], int]], nobody: int) -> Picture:
-    """The places of a bucket after some steps: each one's row and start. A step is (row_ids,
-    starts, real rows); a place behind the real rows that is not `nobody`'s is marked."""
-    figure, ax = new_axes(1.1 + 0.5 * len(steps))
+def places(
+    steps: Mapping[str, tuple[Sequence[int], Sequence[int], int]], padding_row: int
+) -> Picture:
+    """The places of a bucket after some steps, each with its row and start.
+
+    A step is (row_ids, starts, real rows). A place behind the real rows must have the padding
+    row; one that has not is marked.
+    """
+    figure, ax = new_axes(1.4 + 0.5 * len(steps))
     words = []
     for y, (name, (rows, starts, num_real)) in enumerate(steps.items()):
         for x, (row, start) in enumerate(zip(rows, starts, strict=True)):
-            stale = x >= num_real and row != nobody
+            stale = x >= num_real and row != padding_row
             state = "decode" if x < num_real else "preempted" if stale else "free"
             ax.barh(y, 0.9, 0.8, left=x - 0.45, **fill(state))
-            who = "nobody" if row == nobody else f"row {row}"
-            text = f"{who}, position {start}" + ("\n(stale)" if stale else "")
-            ax.text(
-                x, y, text, color="white" if stale else INK, fontsize=8, ha="center", va="center"
-            )
+            told = "padding row" if row == padding_row else f"row {row}"
+            text = f"{told}, position {start}" + ("\n(stale)" if stale else "")
+            color = "white" if stale else INK
+            ax.text(x, y, text, color=color, fontsize=8, ha="center", va="center")
         shown = [f"{row} at {start}" for row, start in zip(rows, starts, strict=True)]
         words.append(f"{name}: {', '.join(shown)}, {num_real} of them real")
     label(ax, "Where the graph reads its rows", "place in the bucket", "")
@@ -185,4 +183,8 @@ def places(steps: Mapping[str, tuple[Sequence[int], Sequence[int], int]], nobody
     ax.set_ylim(len(steps) - 0.4, -0.6)
     ax.set_xticks(range(len(rows)))
     ax.set_yticks(range(len(steps)), steps)
-    return picture(figure, f"The places of a bucket; row {nobody} is nobody's. {'; '.join(words)}.")
+    keys = [key("decode", "real row"), key("free", "padding")]
+    is_stale = any("stale" in text.get_text() for text in ax.texts)
+    legend(ax, keys + ([key("preempted", "stale: left by the step before")] if is_stale else []))
+    alt = f"The places of a bucket; row {padding_row} is reserved for padding."
+    return picture(figure, f"{alt} {'; '.join(words)}.")

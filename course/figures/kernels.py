@@ -1,4 +1,4 @@
-"""The pictures of chapter 07: tiles and masks, who touches which memory, softmax in pieces, the
+"""The pictures of chapter 07: tiles and masks, programs and their memory, softmax in pieces, the
 work list of a step, and recorded speeds."""
 
 from __future__ import annotations
@@ -7,34 +7,30 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from course.figures.common import (
+    DOTS,
+    GRID,
     INK,
     Picture,
+    dots,
     fill,
     key,
     label,
     legend,
+    log_axis,
+    look,
+    mark,
     new_axes,
     picture,
-    this_machine,
+    source,
     write,
 )
+from course.figures.common import this_machine as this_machine
+from minivllm.bench_results import speed
 from minivllm.pictures.figures import halo, shade
 from minivllm.pictures.timeline import count
 
 if TYPE_CHECKING:
     from course.props.memory_watch import Access
-
-__all__ = [
-    "cache_map",
-    "cache_traffic",
-    "memory_map",
-    "parts",
-    "running_softmax",
-    "speeds",
-    "this_machine",
-    "tiles",
-    "work_list",
-]
 
 # -- tiles, masks, memory ------------------------------------------------------------------------
 
@@ -62,7 +58,7 @@ def tiles(found: Sequence[tuple[Sequence[int], Sequence[int]]], size: int) -> Pi
 
 
 def memory_map(log: Iterable[Access], sizes: Mapping[str, int]) -> Picture:
-    """The memory of each tensor as a strip: who reads and who writes each place of it."""
+    """The memory of each tensor as a strip: the programs that read and write each place."""
     figure, ax = new_axes(1.3 + 0.42 * len(sizes))
     users: dict[tuple[str, int], list[int]] = {}
     stored = set[tuple[str, int]]()
@@ -76,7 +72,7 @@ def memory_map(log: Iterable[Access], sizes: Mapping[str, int]) -> Picture:
         for place in range(size):
             spot = name, place
             state = "decode" if spot in stored else "cached" if spot in users else "free"
-            ax.barh(y, 0.9, 0.7, left=place - 0.45, **fill(state))
+            ax.barh(y, 0.9, 0.7, left=place - 0.45, **fill(state, dotted=True))
             write(ax, place, y, " ".join(str(user) for user in users.get(spot, ())))
     label(ax, "Which program touches which place", "place in the tensor's memory", "")
     ax.set_xlim(-0.6, max(sizes.values()) - 0.4)
@@ -84,7 +80,7 @@ def memory_map(log: Iterable[Access], sizes: Mapping[str, int]) -> Picture:
     ax.set_ylim(len(sizes) - 0.5, -0.5)
     ax.set_yticks(range(len(sizes)), list(sizes))
     names = [("cached", "read by program"), ("decode", "written by program"), ("free", "untouched")]
-    legend(ax, [key(state, text) for state, text in names])
+    legend(ax, [key(state, text, **fill(state, dotted=True)) for state, text in names])
     lines = []
     for name, size in sizes.items():
         spots = [(name, place) for place in range(size)]
@@ -95,7 +91,7 @@ def memory_map(log: Iterable[Access], sizes: Mapping[str, int]) -> Picture:
 
 
 def cache_map(slots: Mapping[str, int], num_blocks: int, block_size: int) -> Picture:
-    """The slots of a cache, a row for each block, and whose token lies where."""
+    """The slots of a cache, a row for each block, and the tokens in them."""
     figure, ax = new_axes(1.2 + 0.26 * num_blocks)
     for block in range(num_blocks):
         ax.barh(block, block_size, 0.8, left=-0.5, **fill("free"))
@@ -136,7 +132,7 @@ def cache_traffic(log: Iterable[Access], width: int, block_size: int) -> Picture
     for step, (new, old) in enumerate(zip(written, read)):
         for slot in sorted(new | old):
             state = "decode" if slot in new else "cached"
-            ax.bar(step, 0.9, 0.8, bottom=slot - 0.45, **fill(state))
+            ax.bar(step, 0.9, 0.8, bottom=slot - 0.45, **fill(state, dotted=True))
     num_written = sum(map(len, written))
     title = f"{len(written)} steps write {num_written} slots; the last one reads {len(read[-1])}"
     label(ax, title, "step", "slot")
@@ -146,7 +142,7 @@ def cache_traffic(log: Iterable[Access], width: int, block_size: int) -> Picture
         ax.axhline(block - 0.5, color=INK, linewidth=0.8)
     ax.set_yticks(range(0, end, block_size))
     ax.set_ylim(-0.6, end - 0.4)
-    legend(ax, [key("decode", "written (and read)"), key("cached", "read again")])
+    legend(ax, [key("decode", "written (and read)"), key("cached", "read again", **DOTS)])
     lines = [f"step {n}: {count(len(new), 'slot')} written" for n, new in enumerate(written)]
     return picture(figure, f"Slots of the cache over steps. {title}. {'; '.join(lines)}.")
 
@@ -165,14 +161,17 @@ def running_softmax(scores: Sequence[Sequence[float]], states: Sequence[State]) 
         seen = [score for tile in scores[: number + 1] for score in tile]
         start = len(seen) - len(scores[number])
         for place, score in enumerate(seen):
-            fresh = fill("decode" if place >= start else "cached")
+            fresh = fill("decode" if place >= start else "cached", dotted=True)
             ax.bar(place, 2 ** (score - best), 0.8, **fresh)
         text = f"best {best:g}, total {total:g}, acc {acc:g}: answer {acc / total:.3g}"
         label(ax, f"Tile {number}: {text}", "key" if ax is axes[-1, 0] else "", "weight")
         ax.set_ylim(0, 1.15)
         ax.set_xlim(-0.6, num_keys - 0.4)
         ax.set_xticks(range(num_keys))
-    keys = [key("decode", "this tile"), key("cached", "earlier tiles, shrunk to the new best")]
+    keys = [
+        key("decode", "this tile"),
+        key("cached", "earlier tiles, shrunk to the new best", **DOTS),
+    ]
     axes[-1, 0].legend(handles=keys, loc="upper left", fontsize=8, frameon=False)
     lines = [
         f"after tile {n}: best {b:g}, total {t:g}, acc {a:g}" for n, (b, t, a) in enumerate(states)
@@ -182,13 +181,13 @@ def running_softmax(scores: Sequence[Sequence[float]], states: Sequence[State]) 
 
 def parts(spans: Sequence[tuple[int, int]], states: Sequence[State], merged: State) -> Picture:
     """The parts of one request's keys (start, end), what each came to, and all together."""
-    figure, ax = new_axes(1.0 + 0.4 * (len(spans) + 1))
+    figure, ax = new_axes(1.3 + 0.4 * (len(spans) + 1))
     end = max(stop for _, stop in spans)
     rows = [*zip(spans, states, strict=True), ((0, end), merged)]
     lines = []
     for y, ((start, stop), (best, total, acc)) in enumerate(rows):
         state = "decode" if y == len(spans) else "cached"
-        ax.barh(y, stop - start, 0.7, left=start, **fill(state))
+        ax.barh(y, stop - start, 0.7, left=start, **fill(state, dotted=True))
         lines.append(f"best {best:.2f}, total {total:.2f}: answer {acc / total:.3f}")
         middle = (start + stop) / 2
         inside = 0.2 * end < middle < 0.8 * end
@@ -196,6 +195,7 @@ def parts(spans: Sequence[tuple[int, int]], states: Sequence[State], merged: Sta
         spot = middle if inside else start + end / 100 if side == "left" else stop - end / 100
         write(ax, spot, y, lines[-1], ha=side, fontsize=7, path_effects=halo())
     label(ax, "Parts run at the same time; one more program puts them together", "key", "")
+    legend(ax, [key("cached", "a part", **DOTS), key("decode", "all keys")])
     ax.set_ylim(len(rows) - 0.5, -0.5)
     ax.set_yticks(range(len(rows)), [*(f"part {n}" for n in range(len(spans))), "together"])
     return picture(figure, f"Bars of keys. {'; '.join(lines[:-1])}. Together {lines[-1]}.")
@@ -228,6 +228,18 @@ def work_list(lens: Sequence[int], chunk_size: int, num_items: int) -> Picture:
 # -- recorded speeds -----------------------------------------------------------------------------
 
 Results = Sequence[Mapping[str, Any]]
+# what limits it: the field of the work, that of the limit, and work per microsecond at a limit of 1
+WORK = {
+    "GB/s": ("num_bytes", "limit_gb_per_s", 1e3),
+    "TFLOP/s": ("flops", "limit_tflop_per_s", 1e6),
+}
+LIMIT: dict[str, Any] = {
+    "marker": "|",
+    "markersize": 20,
+    "markeredgewidth": 2.2,
+    "color": INK,
+    "linestyle": "none",
+}
 WAYS = (
     ("", "decode", "Triton"),
     ("torch_", "waiting", "torch"),
@@ -236,38 +248,44 @@ WAYS = (
 
 
 def speeds(results: Results, unit: str = "GB/s") -> Picture:
-    """How near each way of computing comes to the device's limit: GB/s, or TFLOP/s.
+    """The time of each way to compute a workload, and the least time that the device allows.
 
-    A bar's number is its time in microseconds.
+    `unit` is what limits it: "GB/s" of memory, or "TFLOP/s" of arithmetic.
     """
-    work, limit = ("num_bytes", "limit_gb_per_s"), 1e3
-    if unit == "TFLOP/s":
-        work, limit = ("flops", "limit_tflop_per_s"), 1e6
-    figure, ax = new_axes(1.3 + 0.52 * len(results))
-    top, lines = float(results[0][work[1]]), []
+    work, limit, per_second = WORK[unit]
+    figure, ax = new_axes(1.7 + 0.42 * len(results))
+    used = [way for way in WAYS if any(result[f"{way[0]}microseconds"] for result in results)]
+    top = float(results[0][limit])
+    shares: list[float] = []
+    taken: list[float] = []
+    lines = []
     for y, result in enumerate(results):
-        for shift, (prefix, state, name) in zip((-0.27, 0, 0.27), WAYS):
-            time = result[f"{prefix}microseconds"]
-            if time is None:
-                continue
-            rate = result[work[0]] / time / limit
-            ax.barh(y + shift, rate, 0.25, **fill(state))
-            shown = f"{time:,.0f}" if time >= 100 else f"{time:.1f}"
-            style: dict[str, Any] = {"ha": "left", "fontsize": 7, "path_effects": halo()}
-            write(ax, rate + top / 120, y + shift, f"{shown} µs", **style)
-            lines.append(f"{result['workload']} {name} {rate:,.0f} {unit}")
-    ax.axvline(top, color=INK, linestyle="--", linewidth=1.2)
+        least = result[work] / top / per_second
+        found = {}
+        for shift, (prefix, state, _) in zip((-0.2, 0, 0.2), used):
+            if time := result[f"{prefix}microseconds"]:
+                found[state] = time
+                dots(ax, y + shift, {state: time}, [""])
+        ax.plot(least, y, **LIMIT)
+        shares.append(least / found["decode"])
+        taken += found.values()
+        told = ", ".join(f"{name} {speed(found[s])} µs" for _, s, name in used if s in found)
+        lines.append(f"{result['workload']}: {told}, the limit {speed(least)} µs")
+        share = f"{shares[-1]:.0%}" if shares[-1] > 0.01 else "< 1%"
+        ax.text(1.02, y, share, fontsize=9, va="center", color=INK,
+                transform=ax.get_yaxis_transform())  # fmt: skip
+    ax.text(1.02, 1.02, "Triton, of\nthe limit", fontsize=8, color=INK, transform=ax.transAxes)
+    title = f"Triton reaches up to {max(shares):.0%} of the limit, {top:,.0f} {unit}"
+    label(ax, title, "microseconds (log scale)", "")
+    names = [result["workload"].replace(", ", "\n") for result in results]
+    ax.set_yticks(range(len(results)), names)
+    ax.set_ylim(len(results) - 0.5, -0.5)
+    log_axis(ax, min(taken) / 4, max(taken) * 1.6)
+    ax.grid(axis="y", color=GRID, linewidth=0.6, linestyle=":")
+    limit_key = mark("least time (if missing: further left)", **(LIMIT | {"markersize": 10}))
+    legend(ax, [*(mark(name, **look(state)) for _, state, name in used), limit_key])
     about = results[0]
     versions = ", ".join(f"{name} {about['versions'][name]}" for name in ("torch", "triton"))
-    title = f"{about['machine']}, {versions}, {about['date']}"
-    label(ax, title, f"{unit} (dashed: the most that was measured, {top:,.0f})", "")
-    ax.set_ylim(len(results) - 0.5, -0.5)
-    ax.set_yticks(
-        range(len(results)), [result["workload"].replace(", ", "\n") for result in results]
-    )
-    ax.set_xlim(0, top * 1.12)
-    used = [way for way in WAYS if any(result[f"{way[0]}microseconds"] for result in results)]
-    legend(ax, [key(state, name) for _, state, name in used])
-    return picture(
-        figure, f"Bar chart, {title}; the limit is {top:,.0f} {unit}. {'; '.join(lines)}."
-    )
+    where = f"{about['machine']}, {versions}, {about['date']}"
+    source(figure, where)
+    return picture(figure, f"Dots on a log axis of time, {where}. {title}. {'; '.join(lines)}.")

@@ -8,7 +8,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from course.figures.common import INK, Picture, fill, key, label, legend, new_axes, picture
+from course.figures.common import (
+    INK,
+    Picture,
+    dots,
+    headline,
+    key,
+    label,
+    legend,
+    log_axis,
+    new_axes,
+    picture,
+    source,
+    times,
+    write,
+)
 from minivllm.bench_results import load_results, speed
 from minivllm.pictures.figures import PALETTE
 
@@ -34,7 +48,7 @@ def find(results: Sequence[Result], rung: str, batch_size: int) -> Result:
 
 
 def provenance(results: Sequence[Result]) -> str:
-    """Whose numbers they are: model, dtype, machine, PyTorch's version and the date."""
+    """What the numbers belong to: model, dtype, machine, PyTorch's version and the date."""
     one = results[0]
     torch = one["versions"].get("torch", "?")
     return f"{one['model']}, {one['dtype']}; {one['machine']}, torch {torch}, {one['date']}"
@@ -44,39 +58,43 @@ def ladder(results: Sequence[Result], batch_sizes: Sequence[int]) -> Picture:
     """Decoded tokens per second of each rung, a panel for each batch size, beside the limit of
     the hardware."""
     names = list(dict.fromkeys(r["rung"] for r in results if "batch_size" in r))
-    height = 1.3 + 0.3 * len(names)
+    height = 1.9 + 0.27 * len(names)
     figure, panels = new_axes(height, 1, len(batch_sizes), sharey=True, squeeze=False)
     words = []
     for ax, batch_size in zip(panels[0], batch_sizes, strict=True):
         chosen = {r["rung"]: r for r in results if r.get("batch_size") == batch_size}
-        _bars(ax, names, chosen)
-        who = "1 request" if batch_size == 1 else f"{batch_size} requests"
-        label(ax, f"{who} at a time", "tokens per second (log scale)", "")
-        speeds = ", ".join(f"{n} {speed(r['decode_tokens_per_s'])}" for n, r in chosen.items())
-        limit = next(iter(chosen.values()))["limit_tokens_per_s"]
-        words.append(f"{who}: {speeds}; limit {speed(limit)}")
-    panels[0][0].invert_yaxis()
-    figure.suptitle(provenance(results), fontsize=8, x=0.01, ha="left")
-    return picture(figure, f"Bar charts of tokens per second. {'. '.join(words)}.")
+        speeds = {name: chosen[name]["decode_tokens_per_s"] for name in names if name in chosen}
+        told = climb(ax, names, speeds, next(iter(chosen.values()))["limit_tokens_per_s"], 100)
+        batch = "1 request" if batch_size == 1 else f"{batch_size} requests"
+        ax.set_title(f"{batch} at a time", loc="left", fontsize=10)
+        words.append(f"{batch}: {told}")
+    title = "What each rung brings (in brackets: as a multiple of the first rung)"
+    headline(figure, title)
+    source(figure, provenance(results))
+    return picture(figure, f"Dots at tokens per second, on a log axis. {'. '.join(words)}.")
 
 
-def _bars(ax: Any, names: Sequence[str], chosen: Mapping[str, Result]) -> None:
-    """One bar for each rung, its number beside it, and the limit as a dashed line."""
-    values = [chosen[name]["decode_tokens_per_s"] if name in chosen else None for name in names]
-    known = [value for value in values if value]
-    limit = next(iter(chosen.values()))["limit_tokens_per_s"]
-    low = min(known) / 8  # a logarithm has no zero: room for the number of the shortest bar
-    for place, value in enumerate(values):
-        if value is None:
-            ax.text(low, place, " not measured", fontsize=7, va="center", color=INK)
-            continue
-        ax.barh(place, value - low, 0.62, left=low, **fill("decode"))
-        ax.text(value, place, f"{speed(value)} ", fontsize=8, va="center", ha="right", color=INK)
-    ax.axvline(limit, color=INK, linestyle="--", linewidth=1)
-    ax.text(limit, -0.75, f"limit {speed(limit)} ", fontsize=7, ha="right", color=INK)
-    ax.set_xscale("log")
-    ax.set_xlim(low, limit * 1.5)
-    ax.set_yticks(range(len(names)), names)
+def climb(
+    ax: Any, names: Sequence[str], tokens_per_s: Mapping[str, float], limit: float, step: int
+) -> str:
+    """A dot for each rung, its number and its multiple of the first rung beside it, and the limit
+    of the hardware in the last row; returns them in words. The axis has a number at each power of
+    `step`."""
+    rows = [*names, "limit of the hardware"]
+    first = next(iter(tokens_per_s.values()))
+    log_axis(ax, first / 2, limit * (limit / first) ** 0.6, step)
+    for y, name in enumerate(names):
+        if name in tokens_per_s:
+            value = tokens_per_s[name]
+            dots(ax, y, {"decode": value}, [f"{speed(value)} ({times(value / first)})"])
+        else:
+            write(ax, first, y, "not measured", ha="left")
+    dots(ax, len(names), {"waiting": limit}, [f"{speed(limit)} ({times(limit / first)})"])
+    label(ax, "", "tokens per second (log scale)", "")
+    ax.set_yticks(range(len(rows)), rows)
+    ax.set_ylim(len(rows) - 0.5, -0.5)
+    told = ", ".join(f"{name} {speed(value)}" for name, value in tokens_per_s.items())
+    return f"{told}; limit {speed(limit)}"
 
 
 def timelines(results: Sequence[Result], rungs: Sequence[str]) -> Picture:
@@ -87,15 +105,14 @@ def timelines(results: Sequence[Result], rungs: Sequence[str]) -> Picture:
     words = []
     for ax, result in zip(panels[:, 0], found, strict=True):
         words.append(_lanes(ax, result["timeline"], result["rung"]))
-    batch, window = found[0]["batch_size"], found[0]["timeline"]["window_us"] / 1e3
+    batch = found[0]["batch_size"]
+    window = found[0]["timeline"]["window_us"] / 1e3
     panels[-1, 0].set_xlabel("time (milliseconds)", fontsize=9)
     panels[-1, 0].set_xlim(0, window)
     plain = {"hatch": None, "linewidth": 0}
     keys = [key("prefill", "host launches", **plain), key("decode", "GPU computes", **plain)]
     legend(panels[0, 0], keys)
-    figure.suptitle(
-        f"{batch} requests decode; {provenance(results)}", fontsize=8, x=0.01, ha="left"
-    )
+    source(figure, f"{batch} requests decode; {provenance(results)}")
     return picture(figure, f"Timelines of {window:g} ms. {' '.join(words)}")
 
 
@@ -108,7 +125,8 @@ def _lanes(ax: Any, timeline: Mapping[str, Any], rung: str) -> str:
     for start, _ in timeline["steps"]:
         ax.axvline(start / 1e3, color=INK, linewidth=0.8, linestyle=":")
     steps = timeline["num_steps"]
-    launches, kernels = timeline["num_launches"] / steps, timeline["num_kernels"] / steps
+    launches = timeline["num_launches"] / steps
+    kernels = timeline["num_kernels"] / steps
     busy = timeline["busy_seconds"] / timeline["seconds"]
     step = 1e3 * timeline["seconds"] / steps
     words = f"{launches:.0f} launches, {kernels:.0f} kernels and {step:.1f} ms a step"

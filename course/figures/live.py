@@ -1,7 +1,7 @@
-"""What a picture can do where somebody looks at it: be moved through its steps by a slider.
+"""A slider below a picture of a live notebook, which shows its other steps.
 
-A notebook that a test or `python -m course execute` runs has nobody before it, and keeps the
-picture as it is: the twin that stands in saved notebooks, on web pages and in print.
+A notebook that a test or `python -m course execute` runs has no slider, and neither have saved
+notebooks, web pages and prints: there the picture stands alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def is_live() -> bool:
-    """Whether this is the kernel of a notebook at which somebody works."""
+    """Whether this is the kernel of an interactive notebook."""
     if "IPython" not in sys.modules or os.environ.get("MINIVLLM_COURSE_STRICT") == "1":
         return False
     from IPython.core.getipython import get_ipython
@@ -26,8 +26,8 @@ def show_with_slider(
 ) -> None:
     """Show `still`, which is frame `number`, and below it a slider that puts others in its place.
 
-    Raises NotImplementedError, after which IPython shows the object as usual, where nobody
-    looks, where ipywidgets is not installed, and of a single frame.
+    Raises NotImplementedError, after which IPython shows the object as usual, outside of a live
+    notebook, without ipywidgets, and for a single frame.
     """
     if num_frames < 2 or not is_live():
         raise NotImplementedError

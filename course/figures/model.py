@@ -1,47 +1,39 @@
-"""The pictures of chapter 05: bits of a number, RoPE's angles, who reads which head, attention
-maps, the residual stream, and the roofline of the reader's machine."""
+"""The pictures of chapter 05: bits of a number, angles of RoPE, query heads and their KV heads,
+attention maps, the residual stream, and the roofline of the machine."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from itertools import groupby
+from operator import itemgetter
 
 from course.figures.common import (
     GRID,
     INK,
     Picture,
+    curves,
     fill,
+    headline,
     key,
     label,
     legend,
+    look,
+    mark,
     new_axes,
     picture,
-    speeds,
-    this_machine,
+    source,
     write,
 )
+from course.figures.common import speeds as speeds
+from course.figures.common import this_machine as this_machine
 from minivllm.pictures.figures import PALETTE, halo
 from minivllm.pictures.timeline import count
 
-__all__ = [
-    "attention_maps",
-    "bits",
-    "groups",
-    "guesses",
-    "hands",
-    "lines",
-    "roofline",
-    "speeds",
-    "stream",
-    "this_machine",
-]
-
-MARKS = ("o", "s", "D", "^", "v", "P")  # beside the colours, for those who see none
-STATES = ("prefill", "decode", "cached", "waiting")
+MARKS = ("o", "s", "D", "^", "v", "P")  # curves can be told apart without colour
 
 
 def bits(rows: Mapping[str, tuple[str, int]]) -> Picture:
-    """Formats of floating point: the bits of a number, of which so many are the exponent."""
+    """The bits of a number in some formats: (all bits, how many of them are the exponent)."""
     figure, ax = new_axes(1.2 + 0.42 * len(rows))
     for y, (pattern, num_exponent) in enumerate(rows.values()):
         for x, bit in enumerate(pattern):
@@ -73,7 +65,8 @@ def hands(angles: Mapping[str, Sequence[float]]) -> Picture:
         ax.add_patch(Circle((0, 0), 1, fill=False, edgecolor=GRID))
         slow = abs(turns[-1]) < 0.15
         for position, angle in enumerate(turns):
-            x, y = cos(angle), sin(angle)
+            x = cos(angle)
+            y = sin(angle)
             ax.plot([0, x], [0, y], color=PALETTE["prefill"], linewidth=1.4)
             # Hands that lie on each other would write over each other's numbers.
             reach = 1.22 if position % 2 == 0 else 1.5
@@ -86,7 +79,7 @@ def hands(angles: Mapping[str, Sequence[float]]) -> Picture:
         ax.set_ylim(-1.7, 1.7)
         ax.set_aspect("equal")
         ax.axis("off")
-    figure.suptitle("Where a pair points at each position", x=0.01, ha="left", fontsize=10)
+    headline(figure, "Where a pair points at each position")
     parts = [f"{name} turns by {turns[1]:.3g} radians a position" for name, turns in angles.items()]
     positions = count(len(next(iter(angles.values()))), "position")
     return picture(
@@ -95,20 +88,15 @@ def hands(angles: Mapping[str, Sequence[float]]) -> Picture:
 
 
 def lines(
-    curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], title: str, x: str, y: str
+    values: Mapping[str, tuple[Sequence[float], Sequence[float]]], title: str, x: str, y: str
 ) -> Picture:
-    """One line with its own marks for each curve (values of x, values of y)."""
+    """A line with its own marks for each name: (values of x, values of y)."""
     figure, ax = new_axes(2.9)
-    for number, (name, (places, values)) in enumerate(curves.items()):
-        look: dict[str, Any] = {"marker": MARKS[number], "color": PALETTE[STATES[number]]}
-        look |= {"markeredgecolor": INK, "markersize": 7 - 2 * number, "linewidth": 3 - number}
-        ax.plot(places, values, label=name, markevery=max(1, len(places) // 16), **look)
+    curves(ax, values)
     label(ax, title, x, y)
-    ax.grid(color=GRID, linewidth=0.6)
-    ax.legend(fontsize=8, frameon=False)
     parts = [
-        f"{name}: {values[0]:.3g} at {places[0]:g} to {values[-1]:.3g} at {places[-1]:g}"
-        for name, (places, values) in curves.items()
+        f"{name}: {ys[0]:.3g} at {xs[0]:g} to {ys[-1]:.3g} at {xs[-1]:g}"
+        for name, (xs, ys) in values.items()
     ]
     return picture(figure, f"Line chart of {y} over {x}. {title}. {'; '.join(parts)}.")
 
@@ -123,6 +111,8 @@ def groups(reads: Sequence[int]) -> Picture:
         ax.plot([head, middle], [1, 0], color=INK, linewidth=1, zorder=1)
         ax.barh(1, 0.7, 0.3, left=head - 0.35, zorder=2, **fill("decode"))
         write(ax, head, 1, str(head), zorder=3)
+    for kv_head in range(num_kv):
+        middle = (kv_head + 0.5) * spread - 0.5
         ax.barh(0, 0.7, 0.3, left=middle - 0.35, zorder=2, **fill("cached"))
         write(ax, middle, 0, str(kv_head), zorder=3)
     title = f"{count(len(reads), 'query head')} read {count(num_kv, 'key/value head')}"
@@ -139,29 +129,35 @@ def groups(reads: Sequence[int]) -> Picture:
 
 
 def attention_maps(maps: Mapping[str, Sequence[Sequence[float]]], tokens: Sequence[str]) -> Picture:
-    """Attention weights of some heads: a row for each token that looks, a column for each seen."""
+    """Attention weights of some heads: a row for each token that reads, a column for each read."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    figure, axes = new_axes(3.0, columns=len(maps), squeeze=False)
-    paint = LinearSegmentedColormap.from_list("attention", ["#ffffff", PALETTE["prefill"]])
-    shown = [text.replace("\n", "↵").replace("$", r"\$") for text in tokens]
+    figure, axes = new_axes(3.4, columns=len(maps), squeeze=False)
+    paint = LinearSegmentedColormap.from_list("attention", ["#ffffff", PALETTE["prefill"], INK])
+    shown = [text.replace("\n", "↵").replace("$", r"\$").strip() for text in tokens]
+    edges = [place - 0.5 for place in range(len(shown) + 1)]
+    parts = []
     for ax, (name, weights) in zip(axes[0], maps.items(), strict=True):
-        ax.imshow(weights, cmap=paint, vmin=0, vmax=1)
+        image = ax.imshow(weights, cmap=paint, vmin=0, vmax=1)
+        ax.vlines(edges, -0.5, len(shown) - 0.5, GRID, linewidth=0.4)
+        ax.hlines(edges, -0.5, len(shown) - 0.5, GRID, linewidth=0.4)
         ax.set_title(name, fontsize=9, loc="left")
         ax.set_xticks(range(len(shown)), shown, rotation=90, fontsize=7)
         ax.set_yticks(range(len(shown)), shown if ax is axes[0, 0] else [], fontsize=7)
+        ax.tick_params(length=0)
         ax.set_xlabel("token that is read", fontsize=8)
-        for y, row in enumerate(weights):
-            x = list(row).index(max(row))
-            ax.text(x, y, f"{100 * row[x]:.0f}", fontsize=5.5, ha="center", va="center",
-                    color="white" if row[x] > 0.5 else INK, in_layout=False)  # fmt: skip
-    axes[0, 0].set_ylabel("token that reads", fontsize=8)
-    figure.suptitle("Attention weights (number: a row's largest, in %)", x=0.01, ha="left",
-                    fontsize=10)  # fmt: skip
-    parts = []
-    for name, weights in maps.items():
+        strongest = [list(row).index(max(row)) for row in weights]
         first = sum(row[0] for row in weights[1:]) / max(1, len(weights) - 1)
-        parts.append(f"{name}: {100 * first:.0f}% of the weight on the first token")
+        parts.append(
+            f"{name}: {100 * first:.0f}% of the weight on the first token; most read from"
+            f" {tokens[-1]!r}: {tokens[strongest[-1]]!r}"
+        )
+    axes[0, 0].set_ylabel("token that reads", fontsize=8)
+    bar = figure.colorbar(image, ax=axes[0], location="bottom", shrink=0.4, aspect=35, pad=0.02)
+    bar.set_label("attention weight (each row sums to 1)", fontsize=8)
+    bar.ax.tick_params(labelsize=8)
+    title = f"{count(len(maps), 'head')}, {count(len(maps), 'habit')}: what each token reads"
+    headline(figure, title)
     return picture(
         figure, f"{count(len(maps), 'attention map')} of {len(shown)} tokens. {'; '.join(parts)}."
     )
@@ -176,9 +172,7 @@ def stream(total: Sequence[float], attention: Sequence[float], mlp: Sequence[flo
     ax.plot(range(-1, len(attention)), total, marker="o", markersize=4, color=INK, linewidth=1.4)
     label(ax, "The residual stream of the last token", "layer (-1: embedding)", "root mean square")
     ax.set_yscale("log")
-    from matplotlib.lines import Line2D
-
-    line = Line2D([], [], color=INK, marker="o", markersize=4, label="the stream after the layer")
+    line = mark("the stream after the layer", linestyle="-", marker="o", markersize=4)
     legend(ax, [line, key("prefill", "added by attention"), key("decode", "added by the MLP")])
     words = f"The stream grows from {total[0]:.2g} to {total[-1]:.3g} over {len(attention)} layers"
     largest = max(range(len(mlp)), key=lambda layer: mlp[layer])
@@ -186,31 +180,40 @@ def stream(total: Sequence[float], attention: Sequence[float], mlp: Sequence[flo
 
 
 def guesses(rows: Sequence[tuple[str, float]]) -> Picture:
-    """What the model would say after each layer: token and its probability."""
-    figure, ax = new_axes(0.9 + 0.19 * len(rows))
-    for y, (text, probability) in enumerate(rows, start=-1):
-        ax.barh(y, 100 * probability, 0.8, **fill("decode"))
+    """The most probable token after each layer and its probability, as if that layer were the
+    last; a token is named where it takes the lead."""
+    figure, ax = new_axes(3.3)
+    leads = [(text, [100 * p for _, p in group]) for text, group in groupby(rows, itemgetter(0))]
+    start = -1
+    for number, (text, percents) in enumerate(leads):
+        places = range(start, start + len(percents))
+        state = "waiting" if number % 2 else "decode"
+        ax.bar(places, percents, 0.86, **fill(state))
         shown = repr(text).replace("$", r"\$")
-        write(ax, 100 * probability + 1, y, shown, ha="left", fontsize=7, in_layout=False)
-    label(ax, "Logits of each layer, as if it were the last", "probability of its first guess (%)",
-          "layer (-1: embedding)")  # fmt: skip
-    ax.set_xlim(0, 118)
-    ax.set_ylim(len(rows) - 1.4, -1.6)
-    ax.set_yticks(range(-1, len(rows) - 1, 2))
-    final = rows[-1][0]
-    since = len(rows)
-    while since > 0 and rows[since - 1][0] == final:
-        since -= 1
-    words = f"The final guess {final!r} ({100 * rows[-1][1]:.0f}%) leads from layer {since - 1} on"
-    return picture(figure, f"Bar chart of {len(rows)} guesses. {words}.")
+        at = {"rotation": 90, "va": "bottom", "fontsize": 8.5, "parse_math": False}
+        write(ax, start + (len(percents) - 1) / 2, max(percents) + 2, shown, **at)
+        start += len(percents)
+    final, percents = leads[-1]
+    since = len(rows) - 1 - len(percents)
+    change = f"from {percents[0]:.0f}% to {percents[-1]:.0f}%"
+    words = f"The guess {final!r} leads from layer {since} on; its probability goes {change}"
+    label(ax, words, "layer (-1: embedding)", "probability of the first guess (%)")
+    ax.set_xlim(-1.7, len(rows) - 1.3)
+    ax.set_ylim(0, 142)
+    ax.set_yticks(range(0, 101, 25))
+    ax.set_xticks(range(-1, len(rows) - 1, 2))
+    legend(ax, [key("decode", "one token leads"), key("waiting", "then another one")])
+    order = ", ".join(repr(text) for text, _ in leads)
+    return picture(figure, f"Bar chart of {len(rows)} guesses. {words}. In order: {order}.")
 
 
 def roofline(
-    flops_per_s: float, bytes_per_s: float, points: Mapping[str, tuple[float, float]], title: str
+    flops_per_s: float, bytes_per_s: float, points: Mapping[str, tuple[float, float]], where: str
 ) -> Picture:
     """What a machine can do at most, and what was reached: points are (FLOP per byte, FLOP/s)."""
-    figure, ax = new_axes(3.4)
+    figure, ax = new_axes(3.6)
     ridge = flops_per_s / bytes_per_s
+    edge = f"The roof: {bytes_per_s / 1e9:.1f} GB/s, then {flops_per_s / 1e9:.0f} GFLOP/s"
     places = [0.2, ridge, max(1000.0, 3 * ridge)]
     roof = [min(flops_per_s, place * bytes_per_s) / 1e9 for place in places]
     ax.plot(places, roof, color=INK, linewidth=2)
@@ -225,9 +228,11 @@ def roofline(
     ax.set_yscale("log")
     lowest = min([roof[0], *(speed / 1e9 for _, speed in points.values())])
     ax.set_ylim(lowest / 3, roof[-1] * 2)
-    label(ax, title, "operations for each byte moved (FLOP per byte)", "GFLOP/s")
+    source(figure, where)
+    label(ax, edge, "operations for each byte moved (FLOP per byte)", "GFLOP/s")
+    kinds = {"decode": "limited by memory", "prefill": "limited by arithmetic"}
+    legend(ax, [mark(text, **(look(s) | {"marker": "o"})) for s, text in kinds.items()])
     ax.grid(color=GRID, linewidth=0.6)
-    edge = f"The roof: {bytes_per_s / 1e9:.1f} GB/s, then {flops_per_s / 1e9:.0f} GFLOP/s"
     ax.text(ridge, 0.02, f" ridge: {ridge:.0f} FLOP per byte", fontsize=8, color=INK,
             transform=ax.get_xaxis_transform(), path_effects=halo())  # fmt: skip
     parts = [f"{name}: {speed / 1e9:.2g} GFLOP/s" for name, (_, speed) in points.items()]

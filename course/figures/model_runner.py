@@ -9,34 +9,25 @@ from course.figures.common import (
     GRID,
     INK,
     Picture,
+    curves,
+    dots,
     fill,
     key,
     label,
     legend,
+    log_axis,
+    look,
+    mark,
     new_axes,
     picture,
-    speeds,
-    this_machine,
-    timeline,
     write,
 )
+from course.figures.common import speeds as speeds
+from course.figures.common import this_machine as this_machine
+from course.figures.common import timeline as timeline
 from minivllm.pictures.figures import PALETTE, halo
 from minivllm.pictures.timeline import count
 from minivllm.trace import Trace
-
-__all__ = [
-    "block_tables",
-    "cache",
-    "differences",
-    "growth",
-    "sent",
-    "slots",
-    "speeds",
-    "step",
-    "this_machine",
-    "timeline",
-    "weights",
-]
 
 # Requests of one picture: a colour each, and a letter or a name beside it.
 STATES = ("decode", "waiting", "cached", "prefill")
@@ -74,9 +65,10 @@ def growth(bytes_per_token: Mapping[str, int], most_tokens: int) -> Picture:
 
 def block_tables(rows: Any, before: Any) -> Picture:
     """The block tables on the device, a row each; marked is what differs from `before`."""
-    table, old = rows.block_table.tolist(), before.tolist()
+    table = rows.block_table.tolist()
+    old = before.tolist()
     names = {row: name for name, row in rows.row_of.items()}
-    names[rows.padding_row] = "nobody"
+    names[rows.padding_row] = "padding"
     figure, ax = new_axes(1.2 + 0.34 * len(table))
     changes = []
     for row, entries in enumerate(table):
@@ -106,9 +98,11 @@ def block_tables(rows: Any, before: Any) -> Picture:
 
 
 def step(lines: Mapping[str, Sequence[Any]], owners: Sequence[int], title: str) -> Picture:
-    """The tokens of a step, a column each; every line says one thing of them. Chunks differ in
-    colour, and a thick line stands between them."""
-    figure, ax = new_axes(0.95 + 0.33 * len(lines))
+    """The tokens of a step, a column each, and one line for each thing to know of them.
+
+    Chunks differ in colour, and a thick line stands between them.
+    """
+    figure, ax = new_axes(1.2 + 0.33 * len(lines))
     words = []
     for y, (name, values) in enumerate(lines.items()):
         for x, value in enumerate(values):
@@ -124,17 +118,19 @@ def step(lines: Mapping[str, Sequence[Any]], owners: Sequence[int], title: str) 
     ax.set_ylim(len(lines) - 0.45, -0.55)
     ax.set_xticks(range(len(owners)))
     ax.set_yticks(range(len(lines)), lines)
+    chunks = sorted(set(owners))
+    legend(ax, [key(STATES[chunk % 3], f"token of chunk {chunk}") for chunk in chunks])
     return picture(figure, f"Table of the {len(owners)} tokens of a step. {'; '.join(words)}.")
 
 
 def slots(
     places: Mapping[str, tuple[Sequence[int], Sequence[int]]], num_blocks: int, block_size: int
 ) -> Picture:
-    """The slots of the cache in their blocks: whose token lies where, and which position it is.
+    """The slots of the cache in their blocks, each with its request and position.
 
     `places`: for each request its (positions, slots). A slot of two owners is marked.
     """
-    figure, ax = new_axes(1.2 + 0.3 * num_blocks)
+    figure, ax = new_axes(1.45 + 0.3 * num_blocks)
     for slot in range(num_blocks * block_size):
         block, offset = divmod(slot, block_size)
         look = fill("free") | {"edgecolor": GRID}
@@ -162,7 +158,9 @@ def slots(
     ax.set_xticks(range(block_size))
     ax.set_yticks(range(num_blocks))
     ax.set_ylim(num_blocks - 0.45, -0.55)
-
+    keys = [key(STATES[n % 3], f"{name} and its position") for n, name in enumerate(names)]
+    keys.append(key("free", "empty"))
+    legend(ax, keys + ([key("preempted", "two tokens in one slot")] if double else []))
     alt = f"Grid of {num_blocks} blocks of {block_size}. {title}. {'; '.join(words)}."
     return picture(figure, alt)
 
@@ -194,22 +192,31 @@ def weights(shares: Sequence[Sequence[float]], seq_lens: Sequence[int]) -> Pictu
 
 
 def differences(found: Mapping[str, float], margin: float, title: str) -> Picture:
-    """How far logits are from those of one prefill, at most; a line where the winner would
-    change."""
-    figure, ax = new_axes(1.3 + 0.36 * len(found))
-    floor = 1e-8
-    bars = ax.barh(list(found), [max(v, floor) for v in found.values()], 0.6, **fill("decode"))
-    ax.bar_label(bars, [f" {v:.1e}" if v else " 0, bit by bit" for v in found.values()], fontsize=8)
-    ax.axvline(margin, color=PALETTE["preempted"], linestyle="--", linewidth=1.5)
-    ax.text(margin, -0.75, "the winner's lead ", fontsize=8, ha="right", color=INK)
-    label(ax, title, "largest difference of any logit (log scale)", "")
-    ax.set_xscale("log")
-    ax.set_xlim(floor / 2, margin * 20)
-    ax.set_ylim(len(found) - 0.4, -1.1)
+    """The largest difference of a logit from those of one prefill, for each way to compute them.
+
+    `margin` is the difference that would change the most probable token.
+    """
+    figure, ax = new_axes(1.6 + 0.36 * len(found))
+    smallest = min([value for value in found.values() if value], default=margin)
+    for y, value in enumerate(found.values()):
+        if value:
+            dots(ax, y, {"decode": value}, [f"{value:.1e}"])
+        else:
+            write(ax, smallest / 20, y, "0: the same in every bit (a log axis has no 0)", ha="left")
+    line = {"color": PALETTE["preempted"], "linestyle": "--", "linewidth": 1.5}
+    ax.axvline(margin, **line)
+    times_less = margin / max(smallest, *found.values())
+    words = f"{title}: the lead is {times_less:,.0f} times the largest difference"
+    label(ax, words, "largest difference of any logit (log scale)", "")
+    log_axis(ax, smallest / 30, margin * 20)
+    ax.set_ylim(len(found) - 0.5, -0.5)
+    ax.set_yticks(range(len(found)), list(found))
+    lead = mark(f"lead of the most probable token: {margin:.2g}", **line)
+    legend(ax, [mark("largest difference", **look("decode")), lead])
     parts = [f"{name} {value:.1e}" for name, value in found.items()]
     return picture(
         figure,
-        f"Bars of the largest difference of a logit: {', '.join(parts)}. The most probable token"
+        f"Dots at the largest difference of a logit: {', '.join(parts)}. The most probable token"
         f" leads by {margin:.2g}.",
     )
 
@@ -220,7 +227,9 @@ def differences(found: Mapping[str, float], margin: float, title: str) -> Pictur
 def cache(trace: Trace) -> Picture:
     """The slots that the running requests hold, step by step, and the tokens that are in them."""
     figure, ax = new_axes(3.0)
-    held, stored, seen = [], [], dict[str, int]()
+    held = []
+    stored = []
+    seen = dict[str, int]()
     for one in trace.steps:
         seen |= {chunk.request_id: chunk.start + chunk.length for chunk in one.chunks}
         running = {chunk.request_id for chunk in one.chunks}
@@ -240,13 +249,12 @@ def cache(trace: Trace) -> Picture:
 def sent(numbers: Mapping[str, Sequence[int]], title: str) -> Picture:
     """Numbers that the host sends to the device in each step, for each way of doing it."""
     figure, ax = new_axes(2.8)
-    looks = [("o", "-", PALETTE["preempted"]), ("s", "--", PALETTE["prefill"])]
-    parts = []
-    for (name, values), (marker, style, color) in zip(numbers.items(), looks, strict=True):
-        ax.plot(values, style, marker=marker, color=color, markersize=4, label=name)
-        parts.append(f"{name}: {sum(values):,} in all, at most {max(values):,} a step")
+    curves(ax, {name: (range(len(values)), values) for name, values in numbers.items()})
+    parts = [
+        f"{name}: {sum(values):,} in all, at most {max(values):,} a step"
+        for name, values in numbers.items()
+    ]
     label(ax, title, "step", "numbers sent (log scale from 1 on)")
     ax.set_yscale("symlog")
     ax.set_ylim(-0.5, 8 * max(max(values) for values in numbers.values()))
-    ax.legend(fontsize=8, frameon=False, ncols=2, loc="upper right")
     return picture(figure, f"{title}. {'; '.join(parts)}.")

@@ -6,37 +6,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from course.figures.common import (
-    GRID,
     INK,
     Picture,
+    curves,
     fill,
     key,
     label,
     legend,
     new_axes,
     picture,
-    speeds,
-    this_machine,
-    timeline,
+    source,
     write,
 )
-from minivllm.pictures.figures import PALETTE, halo
+from course.figures.common import speeds as speeds
+from course.figures.common import this_machine as this_machine
+from course.figures.common import timeline as timeline
+from minivllm.pictures.figures import halo
 from minivllm.pictures.timeline import count
 from minivllm.prefix_cache import CachedBlock
-
-__all__ = [
-    "chains",
-    "collisions",
-    "first_tokens",
-    "hit_rates",
-    "matches",
-    "queue",
-    "reuse",
-    "speeds",
-    "this_machine",
-    "timeline",
-    "tree",
-]
 
 # -- tokens: found or computed ---------------------------------------------------------------
 
@@ -87,7 +74,7 @@ def matches(rows: Mapping[str, tuple[int, int]], block_size: int, title: str) ->
 
 def chains(rows: Mapping[str, Sequence[tuple[str, int]]]) -> Picture:
     """Each row's blocks as (text, key), from left to right; a key that two rows share is gold."""
-    figure, ax = new_axes(0.9 + 0.62 * len(rows))
+    figure, ax = new_axes(1.2 + 0.62 * len(rows))
     rows_of: dict[int, set[str]] = {}
     for name, blocks in rows.items():
         for _, number in blocks:
@@ -101,11 +88,12 @@ def chains(rows: Mapping[str, Sequence[tuple[str, int]]]) -> Picture:
             if x:
                 arrow = {"arrowstyle": "->", "color": INK}
                 ax.annotate("", (x, y), xytext=(x - 0.16, y), arrowprops=arrow)
-    label(ax, "Gold: two rows have this key", "block", "")
+    label(ax, "Blocks and their keys, each made of all tokens up to its end", "block", "")
     ax.set_xlim(-0.1, max(map(len, rows.values())))
     ax.set_xticks([x + 0.42 for x in range(max(map(len, rows.values())))], _numbers(rows))
     ax.set_ylim(len(rows) - 0.5, -0.5)
     ax.set_yticks(range(len(rows)), list(rows))
+    legend(ax, [key("cached", "a key that two rows have"), key("free", "a key of one row")])
     shared = sum(len(names) > 1 for names in rows_of.values())
     alt = f"{count(len(rows), 'chain')} of blocks with their keys; {count(shared, 'key')} shared."
     texts = [f"{name}: {' | '.join(text for text, _ in blocks)}" for name, blocks in rows.items()]
@@ -121,7 +109,7 @@ def collisions(shared: Mapping[int, int], num_blocks: int) -> Picture:
     figure, ax = new_axes(2.5)
     bars = ax.bar([str(bits) for bits in shared], list(shared.values()), 0.6, **fill("preempted"))
     ax.bar_label(bars, [str(blocks) for blocks in shared.values()], fontsize=8)
-    title = f"Keys cut short: {num_blocks:,} different blocks, and those whose key is taken"
+    title = f"Keys cut short: {num_blocks:,} different blocks, and those with a taken key"
     label(ax, title, "length of a key (bits)", "blocks that share a key")
     ax.set_ylim(0, max(shared.values()) * 1.12 + 1)
     parts = [f"{bits} bits: {blocks}" for bits, blocks in shared.items()]
@@ -132,12 +120,13 @@ def collisions(shared: Mapping[int, int], num_blocks: int) -> Picture:
 
 
 class Run(NamedTuple):
-    """Neighbouring nodes of the tree that are drawn as one box, and where it stands."""
+    """Neighbouring nodes of the tree that are drawn as one box, and its place."""
 
     nodes: list[CachedBlock]
     column: int
     row: int
     parent: tuple[int, int] | None  # column and row of the run before it
+    state: str  # of the palette: decode (has owners), cached, or free (evicted)
 
     @property
     def tokens(self) -> list[int]:
@@ -160,30 +149,41 @@ def tree(
     """The tree of known blocks, beginnings at the left. `owners` counts each block's owners.
 
     `text` makes words of token ids. `joined`: blocks in a row without a branch are one box.
+    An evicted block stays in the picture, dashed, as long as a known block comes after it.
     """
-    runs = _runs(list(nodes), owners, joined)
+    known = list(nodes)
+    runs = _runs(known, owners, joined)
     num_rows = max((run.row for run in runs), default=0) + 1
     num_columns = max((run.column for run in runs), default=0) + 1
     figure, ax = new_axes(0.8 + 0.62 * num_rows)
     letters = int(100 / num_columns) - 6
     for run in runs:
-        number = owners[run.nodes[0].block_id]
-        box = fill("decode" if number else "cached") | {"linewidth": 1.0}
+        gone = {"linestyle": "--"} if run.state == "free" else {}
+        box = fill(run.state) | {"linewidth": 1.0} | gone
         ax.barh(run.row, 0.9, 0.74, left=run.column, **box)
         write(ax, run.column + 0.45, run.row - 0.16, _shortened(text(run.tokens), letters))
-        state = f"owners: {number}" if number else "cached"
+        told = {"decode": f"owners: {owners[run.nodes[0].block_id]}", "free": "evicted"}
+        state = told.get(run.state, "cached")
         write(ax, run.column + 0.45, run.row + 0.18, f"{run.name}: {state}", weight="bold")
         if run.parent:
             column, row = run.parent
-            ax.plot([column + 0.9, run.column], [row, run.row], color=INK, linewidth=1, zorder=0)
-    num_blocks = count(sum(len(run.nodes) for run in runs), "known block")
+            line = {"color": INK, "linewidth": 1, "zorder": 0} | gone
+            ax.plot([column + 0.9, run.column], [row, run.row], **line)
+    num_blocks = count(len(known), "known block")
     num_ends = count(len(runs) - len({run.parent for run in runs if run.parent}), "end")
     title = f"The tree of {num_blocks}, with {num_ends}"
     label(ax, title, "from the beginning of the prompts to their ends", "")
     ax.set(xlim=(-0.05, num_columns - 0.05), ylim=(num_rows - 0.5, -0.5), xticks=[], yticks=[])
     ax.spines["left"].set_visible(False)
-    legend(ax, [key("decode", "has owners"), key("cached", "cached: no owner")])
-    parts = [f"{run.name} ({_shortened(text(run.tokens), 40)})" for run in runs]
+    keys = [key("decode", "has owners"), key("cached", "cached: no owner")]
+    if any(run.state == "free" for run in runs):
+        keys.append(key("free", "evicted: no match reaches the blocks after it", linestyle="--"))
+    legend(ax, keys)
+    states = {"free": "evicted, "}
+    parts = [
+        f"{run.name} ({states.get(run.state, '')}{_shortened(text(run.tokens), 40)})"
+        for run in runs
+    ]
     return picture(figure, f"{title}: {'; '.join(parts)}.")
 
 
@@ -191,19 +191,29 @@ def _runs(nodes: list[CachedBlock], owners: Sequence[int], joined: bool) -> list
     """The boxes of the tree, depth first; children stand below each other, right of the parent."""
     known = set(map(id, nodes))
     children: dict[int | None, list[CachedBlock]] = {}
+    drawn = set[int]()
     for node in nodes:
-        parent = node.parent if node.parent is not None and id(node.parent) in known else None
-        children.setdefault(id(parent) if parent else None, []).append(node)
+        chain: CachedBlock | None = node
+        while chain is not None and id(chain) not in drawn:  # up to the start, evicted ones too
+            drawn.add(id(chain))
+            children.setdefault(id(chain.parent) if chain.parent else None, []).append(chain)
+            chain = chain.parent
     runs: list[Run] = []
+
+    def state_of(node: CachedBlock) -> str:
+        if id(node) not in known:
+            return "free"
+        return "decode" if owners[node.block_id] else "cached"
 
     def place(node: CachedBlock, column: int, row: int, before: tuple[int, int] | None) -> int:
         box = [node]
         while joined and len(below := children.get(id(box[-1]), [])) == 1:
-            if bool(owners[below[0].block_id]) != bool(owners[node.block_id]):
+            if state_of(below[0]) != state_of(node):
                 break
             box.append(below[0])
-        runs.append(Run(box, column, row, before))
-        below, next_row = children.get(id(box[-1]), []), row
+        runs.append(Run(box, column, row, before, state_of(node)))
+        below = children.get(id(box[-1]), [])
+        next_row = row
         for child in below:
             next_row = place(child, column + 1, next_row, (column, row))
         return next_row if below else row + 1
@@ -244,21 +254,15 @@ def queue(states: Mapping[str, Sequence[tuple[int, str]]]) -> Picture:
 
 # -- runs --------------------------------------------------------------------------------------
 
-LOOKS = (("prefill", "o", "-"), ("decode", "s", "--"), ("preempted", "^", ":"))
 
-
-def hit_rates(curves: Mapping[str, Mapping[int, float]], title: str) -> Picture:
+def hit_rates(rates: Mapping[str, Mapping[int, float]], title: str) -> Picture:
     """The share of tokens found, over the number of blocks there are, a line for each name."""
     figure, ax = new_axes(2.8)
-    for (name, curve), (state, marker, line) in zip(curves.items(), LOOKS, strict=False):
-        look: dict[str, Any] = {"color": PALETTE[state], "marker": marker, "linestyle": line}
-        values = [100 * share for share in curve.values()]
-        ax.plot(list(curve), values, markersize=4, markeredgecolor=INK, label=name, **look)
+    lines = {n: (list(c), [100 * share for share in c.values()]) for n, c in rates.items()}
+    curves(ax, lines)
     label(ax, title, "blocks in the pool", "tokens found (%)")
     ax.set_ylim(0, None)
-    ax.grid(color=GRID, linewidth=0.6)
-    ax.legend(loc="lower right", fontsize=8, frameon=False)
-    ends = [(name, next(iter(c.items())), list(c.items())[-1]) for name, c in curves.items()]
+    ends = [(name, next(iter(c.items())), list(c.items())[-1]) for name, c in rates.items()]
     parts = [f"{name}: {a:.0%} with {i}, {b:.0%} with {j}" for name, (i, a), (j, b) in ends]
     return picture(figure, f"Lines over the number of blocks. {title}. {'; '.join(parts)}.")
 
@@ -274,7 +278,11 @@ def first_tokens(
         style = fill(("prefill", "cached")[index % 2])
         bars = ax.bar(places, [1000 * s for s in values], width, label=name, **style)
         ax.bar_label(bars, [f"{1000 * s:.0f}" for s in values], fontsize=8)
-    label(ax, f"Time to first token; {where}", "turn (tokens of its prompt)", "milliseconds")
+    last = [1000 * values[-1] for values in seconds.values()]
+    shown = " or ".join(f"{ms:.0f} ms {name}" for ms, name in zip(last, seconds, strict=True))
+    title = f"Time to first token: in turn {len(tokens)}, {shown}"
+    label(ax, title, "turn (tokens of its prompt)", "milliseconds")
+    source(figure, where)
     ax.set_xticks(range(len(tokens)), [f"{i + 1} ({n})" for i, n in enumerate(tokens)])
     ax.set_ylim(0, ax.get_ylim()[1] * 1.25)
     ax.legend(loc="upper left", ncols=len(seconds), fontsize=8, frameon=False)

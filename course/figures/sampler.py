@@ -8,30 +8,20 @@ from typing import Any
 from course.figures.common import (
     INK,
     Picture,
+    compared,
     fill,
     key,
     label,
     legend,
+    mark,
     new_axes,
     picture,
-    speeds,
-    this_machine,
     write,
 )
+from course.figures.common import speeds as speeds
+from course.figures.common import this_machine as this_machine
 from minivllm.pictures.figures import halo
 from minivllm.pictures.timeline import count
-
-__all__ = [
-    "cdf",
-    "cuts",
-    "knobs",
-    "observed",
-    "race",
-    "speeds",
-    "this_machine",
-    "times",
-    "token_grid",
-]
 
 
 def shown(token: str, limit: int = 10) -> str:
@@ -48,7 +38,8 @@ def knobs(tokens: Sequence[str], rows: Mapping[str, Sequence[float]]) -> Picture
     columns = 3 if len(rows) == 3 else 2
     lines = -(-len(rows) // columns)
     options: dict[str, Any] = {"sharex": True, "sharey": True, "squeeze": False}
-    figure, axes = new_axes(0.6 + 1.45 * lines, lines, columns, **options)
+    has_gone = any(p == 0 for probs in rows.values() for p in probs)
+    figure, axes = new_axes(0.6 + 1.45 * lines + 0.3 * has_gone, lines, columns, **options)
     for ax in axes.flat[len(rows) :]:
         ax.set_visible(False)
     highest = max(max(probs) for probs in rows.values())
@@ -57,18 +48,25 @@ def knobs(tokens: Sequence[str], rows: Mapping[str, Sequence[float]]) -> Picture
         ax.bar(places, probs, 0.75, **fill("decode"))
         gone = [place for place in places if probs[place] == 0]
         ax.plot(gone, [highest * 0.05] * len(gone), "x", color=INK, markersize=5)
-        label(ax, f"{name}: {sum(p > 0 for p in probs)} of {len(tokens)}", "", "")
+        best = shown(tokens[_largest(probs)])
+        first = f"at most {max(probs):.0%}" if columns == 3 else f"{max(probs):.0%} for “{best}”"
+        told = f"keeps {sum(p > 0 for p in probs)} of {len(tokens)}" if gone else first
+        label(ax, f"{name}: {told}", "", "")
         ax.set_ylim(0, min(1, highest * 1.1))
     names = [shown(token) for token in tokens]
     for ax in axes.flat[max(0, len(rows) - columns) : len(rows)]:
         ax.set_xticks(places, names, rotation=60, fontsize=8, ha="right", rotation_mode="anchor")
         ax.tick_params(labelbottom=True)
     figure.supylabel("probability", fontsize=9)
-    best = [f"{name}: {tokens[_largest(p)]!r} {max(p):.2f}" for name, p in rows.items()]
+    if has_gone:
+        keys = [key("decode", "can be drawn"), mark("cannot be drawn", marker="x", markersize=5)]
+        place: dict[str, Any] = {"loc": "outside upper left", "ncols": 2, "fontsize": 8}
+        figure.legend(handles=keys, frameon=False, **place)
+    tops = [f"{name}: {tokens[_largest(p)]!r} {max(p):.2f}" for name, p in rows.items()]
     alt = (
         f"Bar charts, one a setting, of the probabilities of {count(len(tokens), 'token')}; x: not"
     )
-    return picture(figure, f"{alt} possible. The most probable under {'; '.join(best)}.")
+    return picture(figure, f"{alt} possible. The most probable under {'; '.join(tops)}.")
 
 
 def _largest(values: Sequence[float]) -> int:
@@ -77,7 +75,7 @@ def _largest(values: Sequence[float]) -> int:
 
 def cuts(tokens: Sequence[str], probs: Sequence[float], kept: Mapping[str, int]) -> Picture:
     """Tokens from the most probable on, their running sum, and how many each filter keeps."""
-    figure, ax = new_axes(2.9 + 0.2 * len(kept))
+    figure, ax = new_axes(3.2 + 0.2 * len(kept))
     sums = [sum(probs[: end + 1]) for end in range(len(probs))]
     ax.bar(range(len(probs)), probs, 0.75, **fill("decode"))
     ax.step(range(len(probs)), sums, where="mid", color=INK, linestyle="--", linewidth=1.2)
@@ -87,7 +85,9 @@ def cuts(tokens: Sequence[str], probs: Sequence[float], kept: Mapping[str, int])
         ax.plot([number - 0.6], [y], "|", color=INK, markersize=9, markeredgewidth=2.5)
         write(ax, number - 0.35, y, f"{name} keeps {number}", ha="left", path_effects=halo())
     title = "Three filters, each a number of tokens from the top"
-    label(ax, title, "token, the most probable first", "probability, and its running sum (dashed)")
+    label(ax, title, "token, the most probable first", "probability")
+    keys = [key("decode", "of a token"), mark("running sum", linestyle="--")]
+    legend(ax, [*keys, mark("kept by a filter", linestyle="-", linewidth=2.5)])
     names = [shown(token) for token in tokens]
     ax.set_xticks(range(len(probs)), names, rotation=60, ha="right", rotation_mode="anchor")
     ax.set_xlim(-0.6, len(probs) + 1.5)
@@ -107,7 +107,8 @@ def cdf(
 ) -> Picture:
     """The masses side by side, and where each uniform falls: on the token of its place."""
     figure, ax = new_axes(1.9)
-    total, left = sum(masses), 0.0
+    total = sum(masses)
+    left = 0.0
     for place, mass in enumerate(masses):
         state = ("decode", "cached", "waiting")[place % 3]
         ax.broken_barh([(left / total, mass / total)], (0, 1), **fill(state))
@@ -135,7 +136,8 @@ def race(tokens: Sequence[str], scores: Sequence[float], noise: Sequence[float])
     """One draw in the Gumbel form: each token's score, its noise, their sum; the largest wins."""
     figure, ax = new_axes(1.2 + 0.3 * len(tokens))
     sums = [score + one for score, one in zip(scores, noise)]
-    winner, first = _largest(sums), _largest(scores)
+    winner = _largest(sums)
+    first = _largest(scores)
     for y, (score, total) in enumerate(zip(scores, sums)):
         ax.barh(y, score, 0.55, **fill("decode"))
         ax.annotate("", (total, y), (score, y), arrowprops={"arrowstyle": "-|>", "color": INK})
@@ -151,17 +153,12 @@ def race(tokens: Sequence[str], scores: Sequence[float], noise: Sequence[float])
     )
     ax.set_yticks(range(len(tokens)), [shown(token) for token in tokens])
     ax.set_ylim(len(tokens) - 0.5, -0.5)
-    low, high = min([*sums, *scores, 0.0]), max([*sums, *scores])
+    low = min([*sums, *scores, 0.0])
+    high = max([*sums, *scores])
     ax.set_xlim(low - 0.5, high + (high - low) * 0.25)
-    legend(ax, [key("decode", "logit / temperature (largest: 0)"), _arrow("noise")])
+    legend(ax, [key("decode", "logit / temperature (largest: 0)"), mark("noise", marker=">")])
     alt = f"Bars and arrows. The largest logit is {tokens[first]!r}; with noise"
     return picture(figure, f"{alt} {tokens[winner]!r} is the largest at {sums[winner]:.1f}: drawn.")
-
-
-def _arrow(text: str) -> Any:
-    from matplotlib.lines import Line2D
-
-    return Line2D([], [], color=INK, marker=">", markersize=5, label=text)
 
 
 # -- what was drawn ----------------------------------------------------------------------------
@@ -211,14 +208,6 @@ def token_grid(rows: Mapping[str, Sequence[str]], title: str) -> Picture:
     return picture(figure, f"A grid of tokens. {title}. {'; '.join(parts)}.")
 
 
-def times(milliseconds: Mapping[str, float], title: str) -> Picture:
-    """Milliseconds a step, one bar for each way to sample."""
-    figure, ax = new_axes(0.9 + 0.32 * len(milliseconds))
-    values = list(milliseconds.values())
-    bars = ax.barh(list(milliseconds), values, 0.6, **fill("decode"))
-    ax.bar_label(bars, [f" {value:.1f}" for value in values], fontsize=9)
-    label(ax, title, "milliseconds a step", "")
-    ax.invert_yaxis()
-    ax.set_xlim(0, max(values) * 1.14)
-    parts = [f"{name} {value:.1f}" for name, value in milliseconds.items()]
-    return picture(figure, f"Bars of milliseconds a step: {', '.join(parts)}.")
+def times(milliseconds: Mapping[str, float], where: str) -> Picture:
+    """Milliseconds per step, one bar for each way to sample."""
+    return compared(milliseconds, "milliseconds per step", "time", where)

@@ -1,4 +1,4 @@
-"""The pictures of chapter 02: who computes when, how much in a step, and who waits how long."""
+"""The pictures of chapter 02: requests in time, tokens in a step, and waits."""
 
 from __future__ import annotations
 
@@ -8,42 +8,23 @@ from course.figures.common import (
     GRID,
     INK,
     Picture,
+    curves,
     fill,
     key,
     label,
     legend,
+    look,
+    mark,
     new_axes,
     picture,
-    speeds,
-    this_machine,
     write,
 )
+from course.figures.common import speeds as speeds
+from course.figures.common import this_machine as this_machine
 from minivllm.pictures.figures import PALETTE, halo, request_timeline, shade
 from minivllm.pictures.timeline import count, request_rows
 from minivllm.request import Chunk
 from minivllm.trace import StepTrace, Trace
-
-__all__ = [
-    "budget_curves",
-    "chunks",
-    "load_curves",
-    "memory",
-    "speeds",
-    "step_bars",
-    "step_times",
-    "this_machine",
-    "timelines",
-    "token_gaps",
-]
-
-# Curves differ in marker and line beside their colour.
-CURVES = (
-    ("waiting", "s", ":"),
-    ("prefill", "^", "--"),
-    ("decode", "o", "-"),
-    ("preempted", "X", "-."),
-)
-
 
 # -- runs, request by request ------------------------------------------------------------------
 
@@ -72,13 +53,14 @@ def timelines(traces: Mapping[str, Trace]) -> Picture:
 
 
 def _told(trace: Trace) -> str:
-    seconds, lost = trace.steps[-1].end, sum(len(step.preempted) for step in trace.steps)
+    seconds = trace.steps[-1].end
+    lost = sum(len(step.preempted) for step in trace.steps)
     told = f"{count(len(trace.steps), 'step')} in {seconds:.3g} s"
     return f"{told}, {count(lost, 'preemption')}" if lost else told
 
 
 def chunks(parts: Sequence[Chunk], title: str) -> Picture:
-    """Chunks of one request, one row each: their positions, their phase, and who samples."""
+    """Chunks of one request, one row each: their positions, their phase, and which one samples."""
     figure, ax = new_axes(1.2 + 0.36 * len(parts))
     for y, chunk in enumerate(parts):
         phase = "decode" if chunk.is_decode else "prefill"
@@ -152,55 +134,73 @@ def memory(
     floor = [0] * len(held)
     for number, name in enumerate(names):
         tokens = [step.get(name, 0) for step in held]
-        look = {"color": shade("decode", number % 3), "edgecolor": GRID, "linewidth": 0.4}
-        ax.bar(range(len(held)), tokens, 1.0, bottom=floor, **look)
+        paint = {"color": shade("decode", number % 3), "edgecolor": GRID, "linewidth": 0.4}
+        ax.bar(range(len(held)), tokens, 1.0, bottom=floor, **paint)
         for x in range(len(held)):
-            # Named where somebody comes or goes: there the layers below may move.
+            # Named where a request comes or goes: there the layers below may move.
             if tokens[x] and (x == 0 or set(held[x]) != set(held[x - 1])):
                 write(ax, x, floor[x] + tokens[x] / 2, name, path_effects=halo())
         floor = [low + n for low, n in zip(floor, tokens, strict=True)]
     ax.axhline(limit, color=INK, linestyle="--", linewidth=1)
-    marks = {"marker": "X", "color": PALETTE["preempted"], "linestyle": "none", "markersize": 8}
     for step, name in lost:
-        ax.plot(step, limit, markeredgecolor=INK, clip_on=False, zorder=4, **marks)
+        ax.plot(step, limit, clip_on=False, zorder=4, **look("preempted"))
         write(ax, step, limit * 1.08, name)
+    gaps = _gaps([sum(step.values()) for step in held])
+    for start, end in gaps:
+        text = "empty: all others are done,\nthe preempted start again"
+        middle = (start + end - 1) / 2
+        arrow = {"arrowstyle": "->", "color": INK}
+        style = {"fontsize": 8, "ha": "center", "color": INK, "arrowprops": arrow}
+        ax.annotate(text, (middle, limit * 0.02), (middle, limit * 0.84), **style)
     title = f"{count(len(lost), 'preemption')}: the newest loses all that it holds"
     label(ax, title, "step", "tokens held")
     ax.set_ylim(0, limit * 1.16)
+    keys = [key("decode", "held (letter: the request)"), mark("preempted", **look("preempted"))]
+    legend(ax, [*keys, mark(f"limit: {limit} tokens", linestyle="--")])
     told = ", ".join(f"{name} in step {step}" for step, name in lost)
     alt = f"Stacked bars of the tokens that requests hold, up to a limit of {limit}. {title}."
-    return picture(figure, f"{alt} Thrown out: {told or 'nobody'}.")
+    empty = "".join(f" Nothing is held from step {start} to {end - 1}." for start, end in gaps)
+    return picture(figure, f"{alt} Preempted: {told or 'none'}.{empty}")
+
+
+def _gaps(values: Sequence[int]) -> list[tuple[int, int]]:
+    """Where values are 0 between others: [start, end)."""
+    inside = [index for index, value in enumerate(values) if value]
+    return [(a + 1, b) for a, b in zip(inside, inside[1:]) if b > a + 1]
 
 
 # -- how long it takes -------------------------------------------------------------------------
 
 
 def token_gaps(runs: Mapping[str, Sequence[tuple[float, float]]]) -> Picture:
-    """For each run the waits between one token of an answer and its next: (second, ms)."""
+    """For each run the wait before each token of an answer: (second of its arrival, ms)."""
     figure, axes = new_axes(
-        0.4 + 1.35 * len(runs), rows=len(runs), sharex=True, sharey=True, squeeze=False
+        0.7 + 1.3 * len(runs), rows=len(runs), sharex=True, sharey=True, squeeze=False
     )
+    others = look("decode") | {"markersize": 4.5}
     parts = []
     for ax, (name, waits) in zip(axes[:, 0], runs.items(), strict=True):
-        worst = max(wait for _, wait in waits)
-        for time, wait in waits:
-            look = fill("preempted" if wait == worst else "decode")
-            ax.bar(time - wait / 1000, wait, wait / 1000, align="edge", **look)
-        parts.append(f"{name}: the longest wait is {worst:,.0f} ms")
-        label(ax, parts[-1], "time (seconds)", "wait (ms)")
+        worst = max(waits, key=lambda point: point[1])
+        ax.vlines([time for time, _ in waits], 0, [wait for _, wait in waits], INK, linewidth=0.7)
+        ax.plot(*zip(*waits, strict=True), **others)
+        ax.plot(*worst, **look("preempted"))
+        parts.append(f"{name}: the longest wait is {worst[1]:,.0f} ms")
+        label(ax, parts[-1], "time at which the token arrives (seconds)", "wait (ms)")
         ax.label_outer()
-    alt = "Blocks as wide and as high as the wait before each token of an answer; the longest red."
+    axes[0, 0].set_ylim(0, 1.15 * max(wait for waits in runs.values() for _, wait in waits))
+    keys = [mark("a token, at the wait before it", **others)]
+    legend(axes[0, 0], [*keys, mark("the longest wait", **look("preempted"))])
+    alt = "A dot for each token of an answer, as high as the wait before it; a cross: the longest."
     return picture(figure, f"{alt} {'; '.join(parts)}.")
 
 
-def load_curves(curves: Mapping[str, Sequence[tuple[float, float]]]) -> Picture:
+def load_curves(runs: Mapping[str, Sequence[tuple[float, float]]]) -> Picture:
     """For each policy the line through (tokens per second, ms per token), as the load grows."""
     figure, ax = new_axes(3.4)
     parts = []
-    for (state, marker, line), (name, points) in zip(CURVES, curves.items(), strict=False):
-        rates, waits = zip(*points, strict=True)
-        look = {"marker": marker, "linestyle": line, "color": PALETTE[state], "linewidth": 2}
-        ax.plot(rates, waits, markeredgecolor=INK, markersize=7, label=name, **look)
+    lines = {n: ([a for a, _ in points], [b for _, b in points]) for n, points in runs.items()}
+    curves(ax, lines)
+    for name, (rates, waits) in lines.items():
         parts.append(
             f"{name}: {waits[0]:.0f} ms at {rates[0]:.0f} tokens/s, at least {min(waits):.0f} ms,"
             f" at most {max(rates):.0f} tokens/s"
@@ -211,8 +211,6 @@ def load_curves(curves: Mapping[str, Sequence[tuple[float, float]]]) -> Picture:
     ax.set_yticks([5, 10, 20, 50, 100], ["5", "10", "20", "50", "100"])
     ax.set_yticks([], minor=True)
     ax.set_xlim(0, None)
-    ax.grid(color=GRID, linewidth=0.6)
-    ax.legend(fontsize=8, frameon=False, loc="upper right")
     return picture(figure, f"Lines of latency (log) over throughput. {'; '.join(parts)}.")
 
 

@@ -8,10 +8,26 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from course.figures.common import INK, Picture, fill, key, label, legend, new_axes, picture
+from course.figures.common import (
+    INK,
+    PAPER,
+    Picture,
+    fill,
+    headline,
+    key,
+    label,
+    legend,
+    mark,
+    new_axes,
+    picture,
+    source,
+    write,
+)
 from course.figures.ladder import RESULTS
 from minivllm.bench_results import Result, load_results, speed
 
+# Behind a text that a line would cross.
+PLATE = {"facecolor": PAPER, "edgecolor": "none", "pad": 1}
 MODE = "graphs"  # of the runs that are drawn, as the program names it
 
 
@@ -53,50 +69,49 @@ def gains(results: Sequence[Result]) -> Picture:
     count = sum(len(rows) for rows in models.values())
     heights = [len(rows) for rows in models.values()]
     figure, panels = new_axes(
-        1.4 + 0.55 * count, len(models), height_ratios=heights, squeeze=False, sharex=True
+        1.7 + 0.42 * count, len(models), height_ratios=heights, squeeze=False, sharex=True
     )
     words = [
         f"{name}: {'; '.join(_panel(ax, name, rows))}"
         for ax, (name, rows) in zip(panels[:, 0], models.items(), strict=True)
     ]
+    panels[0, 0].set_xlim(0, 1.15 * panels[0, 0].dataLim.x1)
     panels[-1, 0].set_xlabel("speed, as a multiple of that on one GPU", fontsize=9)
-    keys = [key("decode", "tokens of answers"), key("prefill", "tokens of prompts")]
-    legend(panels[0, 0], keys)
-    figure.suptitle(provenance(results), fontsize=8, x=0.01, ha="left")
+    line = mark("one GPU", linestyle="-", linewidth=1.5)
+    legend(panels[0, 0], [key("decode", "answers"), key("prefill", "prompts"), line])
+    headline(figure, "What more GPUs bring")
+    source(figure, provenance(results))
     return picture(figure, f"Bars of speed on several GPUs. {'. '.join(words)}.")
 
 
 def _panel(ax: Any, name: str, rows: Sequence[tuple[Result, Sequence[Result]]]) -> list[str]:
     """One bar for each workload and number of GPUs; returns what they show in words."""
     bars = [(alone, result) for alone, shared in rows for result in shared]
-    words, names = [], []
+    words = []
+    names = []
     for y, (alone, result) in enumerate(bars):
         gain = speed_of(result) / speed_of(alone)
         ax.barh(y, gain, 0.62, **fill("decode" if result["decode_tokens_per_s"] else "prefill"))
-        figures = f"{speed(speed_of(alone))} to {speed(speed_of(result))} tok/s"
-        text = f" {gain:.2f}: {figures}, {result['sums_share']:.0%} in sums"
-        # On white: the lines of whole multiples end where words begin.
-        white = {"facecolor": "white", "edgecolor": "none", "pad": 1}
-        ax.text(gain + 0.02, y, text, fontsize=7, va="center", color=INK, bbox=white)
+        write(ax, gain + 0.02, y, f"{gain:.2f}×", ha="left", bbox=PLATE)
+        rates = f"{speed(speed_of(alone))} to {speed(speed_of(result))} tok/s"
+        shown = f"{rates}, {result['sums_share']:.0%} in sums"
+        write(ax, 1.02, y, shown, ha="left", transform=ax.get_yaxis_transform())
         kind, _, shape = result["workload"].partition(" ")
         size = shape.partition(" ")[0]
         names.append(
             f"{size} {'prompts' if kind == 'prefill' else 'at a time'},"
             f" {result['tensor_parallel_size']} GPUs"
         )
-        words.append(f"{names[-1]} {gain:.2f} ({figures})")
+        words.append(f"{names[-1]} {gain:.2f} ({rates})")
     label(ax, name, "", "")
-    most = max(result["tensor_parallel_size"] for _, result in bars)
-    for multiple in range(1, most + 1):
-        ax.axvline(multiple, color=INK, linewidth=1, linestyle=":" if multiple > 1 else "-")
-    ax.set_xlim(0, most * 1.45)
+    ax.axvline(1, color=INK, linewidth=1.5)
     ax.set_yticks(range(len(names)), names)
     ax.set_ylim(len(names) - 0.5, -0.5)
     return words
 
 
 def provenance(results: Sequence[Result]) -> str:
-    """Whose numbers they are: weights, dtype, machine, PyTorch's version and the date."""
+    """What the numbers belong to: weights, dtype, machine, PyTorch's version and the date."""
     one = results[0]
     torch = one["versions"].get("torch", "?")
     return f"random weights, {one['dtype']}; {one['machine']}, torch {torch}, {one['date']}"

@@ -1,41 +1,38 @@
-"""The pictures of chapter 09: matrices in parts, whose heads, what a sum costs, ranks in time."""
+"""The pictures of chapter 09: matrices in parts, heads, the cost of a sum, ranks in time."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from course.figures.common import (
+    DOTS,
     GRID,
     INK,
     Picture,
+    curves,
+    dots,
     fill,
     key,
     label,
     legend,
+    log_axis,
+    look,
+    mark,
     new_axes,
     picture,
-    speeds,
-    this_machine,
     write,
 )
-from course.figures.several_gpus import gains, recorded
+from course.figures.common import speeds as speeds
+from course.figures.common import this_machine as this_machine
+from course.figures.several_gpus import gains as gains
+from course.figures.several_gpus import recorded as recorded
+from minivllm.bench_results import speed
 from minivllm.pictures.figures import PALETTE
 from minivllm.pictures.timeline import count
 
-__all__ = [
-    "costs",
-    "gains",
-    "heads",
-    "latency",
-    "matrices",
-    "memory",
-    "parts",
-    "ranks_in_time",
-    "recorded",
-    "speeds",
-    "this_machine",
-]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # Ranks of one picture: a colour each, and a name or a number beside it.
 STATES = ("decode", "prefill", "cached", "waiting")
@@ -47,7 +44,8 @@ def memory(weights_gb: Mapping[str, float], cards_gb: Mapping[str, float]) -> Pi
     """The weights that each of 1, 2, 4 and 8 ranks holds, a line for each model; across lie the
     memories of some cards."""
     figure, ax = new_axes(3.2)
-    sizes, parts = [1, 2, 4, 8], []
+    sizes = [1, 2, 4, 8]
+    parts = []
     styles = ("-", "--", "-.", ":")
     for (name, size), style in zip(weights_gb.items(), styles, strict=False):
         ax.plot(sizes, [size / n for n in sizes], style, marker="o", color=INK, markersize=4)
@@ -71,13 +69,15 @@ def memory(weights_gb: Mapping[str, float], cards_gb: Mapping[str, float]) -> Pi
 def matrices(pieces: Sequence[Any], title: str) -> Picture:
     """Small matrices in a row, with signs between them.
 
-    A piece is a sign, or (name, rows of numbers, rank or None): the rank's colour and number say
-    whose it is; None is what all ranks have.
+    A piece is a sign, or (name, rows of numbers, rank or None): the colour and the number are the
+    rank's; None is held by all ranks.
     """
     shown = [piece for piece in pieces if not isinstance(piece, str)]
     tallest = max(len(rows) for _, rows, _ in shown)
     figure, ax = new_axes(1.25 + 0.34 * tallest)
-    x, words, ranks = 0.0, [], set[int]()
+    x = 0.0
+    words = []
+    ranks = set[int]()
     for piece in pieces:
         if isinstance(piece, str):
             write(ax, x + 0.35, tallest / 2, piece, fontsize=12)
@@ -87,8 +87,8 @@ def matrices(pieces: Sequence[Any], title: str) -> Picture:
         top = (tallest - len(rows)) / 2
         for y, row in enumerate(rows):
             for column, value in enumerate(row):
-                look = fill("free" if rank is None else STATES[rank % 4]) | {"edgecolor": GRID}
-                ax.barh(top + y + 0.5, 0.96, 0.92, left=x + column, **look)
+                paint = fill("free" if rank is None else STATES[rank % 4]) | {"edgecolor": GRID}
+                ax.barh(top + y + 0.5, 0.96, 0.92, left=x + column, **paint)
                 style = {"bbox": {"facecolor": "white", "edgecolor": "none", "pad": 1}}
                 write(ax, x + column + 0.48, top + y + 0.5, f"{value:g}", **style)
         write(ax, x + len(rows[0]) / 2, top - 0.4, name)
@@ -107,14 +107,16 @@ def matrices(pieces: Sequence[Any], title: str) -> Picture:
 def heads(num_heads: int, num_kv_heads: int, held: Mapping[int, Sequence[int]]) -> Picture:
     """Query heads in the order of the ranks, and below them the key/value head that each reads;
     a head that its rank does not hold is marked."""
-    figure, ax = new_axes(2.0)
-    each, group = num_heads // len(held), num_heads // num_kv_heads
+    figure, ax = new_axes(2.3)
+    each = num_heads // len(held)
+    group = num_heads // num_kv_heads
     missing = []
     for head in range(num_heads):
-        rank, wanted = head // each, head // group
-        look = fill(STATES[wanted % 4]) | {"edgecolor": GRID}
+        rank = head // each
+        wanted = head // group
+        paint = fill(STATES[wanted % 4]) | {"edgecolor": GRID}
         style = {"bbox": {"facecolor": "white", "edgecolor": "none", "pad": 1}}
-        ax.barh(0, 0.92, 0.7, left=head - 0.46, **look)
+        ax.barh(0, 0.92, 0.7, left=head - 0.46, **paint)
         write(ax, head, 0, f"q{head}", **style)
         if wanted not in held[rank]:
             missing.append(f"q{head} on rank {rank} reads {wanted}")
@@ -123,8 +125,8 @@ def heads(num_heads: int, num_kv_heads: int, held: Mapping[int, Sequence[int]]) 
         for place, kv_head in enumerate(mine):
             left = rank * each + place * width - 0.46
             wanted_here = any(h // group == kv_head for h in range(rank * each, (rank + 1) * each))
-            look = fill(STATES[kv_head % 4]) | {"edgecolor": INK}
-            ax.barh(1, width - 0.08, 0.7, left=left, **look)
+            paint = fill(STATES[kv_head % 4]) | {"edgecolor": INK}
+            ax.barh(1, width - 0.08, 0.7, left=left, **paint)
             text = f"k{kv_head} v{kv_head}" + ("" if wanted_here else " (unused)")
             write(ax, left + width / 2 - 0.04, 1, text, **style)
         write(ax, rank * each + each / 2 - 0.5, 1.75, f"rank {rank}")
@@ -132,11 +134,13 @@ def heads(num_heads: int, num_kv_heads: int, held: Mapping[int, Sequence[int]]) 
             ax.axvline(rank * each - 0.5, color=INK, linewidth=2)
     title = f"{num_heads} query heads, {num_kv_heads} key/value heads, {len(held)} ranks"
     if missing:
-        title += f": {count(len(missing), 'query head')} cannot find the keys"
+        title += f": {count(len(missing), 'query head')} cannot find keys"
     label(ax, title, "", "")
     ax.set_ylim(2.1, -0.5)
     ax.set_yticks([0, 1], ["query heads", "held keys, values"])
     ax.set_xticks([])
+    kv_heads = range(min(num_kv_heads, 4))
+    legend(ax, [key(STATES[n], f"key/value head {n}") for n in kv_heads])
     shown = "; ".join(f"rank {rank} holds {list(mine)}" for rank, mine in held.items())
     lost = f" Missing: {'; '.join(missing)}." if missing else ""
     return picture(figure, f"{title}. {shown}.{lost}")
@@ -150,7 +154,8 @@ def parts(tensors: Mapping[str, tuple[Sequence[int], Any]], title: str) -> Pictu
     figure, ax = new_axes(3.3)
     from matplotlib.patches import Rectangle
 
-    x, words = 0.0, []
+    x = 0.0
+    words = []
     tallest = max(shape[0] for shape, _ in tensors.values())
     widest = sum(shape[1] for shape, _ in tensors.values())
     gap = widest * 0.03
@@ -176,64 +181,53 @@ def parts(tensors: Mapping[str, tuple[Sequence[int], Any]], title: str) -> Pictu
 # -- what it costs -------------------------------------------------------------------------------
 
 
-def latency(curves: Mapping[str, Mapping[int, float]], marks: Mapping[str, int]) -> Picture:
+def latency(times: Mapping[str, Mapping[int, float]], marks: Mapping[str, int]) -> Picture:
     """Microseconds of an all-reduce against its size, a line for each number of ranks; `marks` are
-    sizes in bytes worth pointing at."""
-    figure, ax = new_axes(3.2)
-    looks = [("o", "-", PALETTE["preempted"]), ("s", "--", PALETTE["prefill"])]
-    words = []
-    for (name, curve), (marker, style, color) in zip(curves.items(), looks, strict=False):
-        sizes = [size / 1024 for size in curve]
-        ax.plot(sizes, list(curve.values()), style, marker=marker, color=color, label=name)
-        ends = list(curve.items())
-        words.append(
-            f"{name}: {ends[0][1]:.0f} us for {ends[0][0] / 1024:.3g} KiB,"
-            f" {ends[-1][1]:.0f} us for {ends[-1][0] / 1024:,.0f} KiB"
-        )
-    top = max(max(curve.values()) for curve in curves.values())
+    sizes in bytes to point at."""
+    from matplotlib.ticker import LogLocator
+
+    figure, ax = new_axes(3.4)
+    lines = {name: ([n / 1024 for n in c], list(c.values())) for name, c in times.items()}
+    curves(ax, lines)
+    words = [
+        f"{name}: {us[0]:.0f} us for {sizes[0]:.3g} KiB, {us[-1]:.0f} us for {sizes[-1]:,.0f} KiB"
+        for name, (sizes, us) in lines.items()
+    ]
     for name, size in marks.items():
-        ax.axvline(size / 1024, color=INK, linewidth=0.8, linestyle=":")
-        style_of = {"rotation": 90, "va": "top", "ha": "right"}
-        ax.text(size / 1024, top * 1.6, name, fontsize=7, color=INK, **style_of)
-    title = "One sum over all ranks: small ones cost the way, large ones the bytes"
-    label(ax, title, "size (KiB, log scale)", "microseconds (log scale)")
-    ax.set_xscale("log")
+        ax.axvline(size / 1024, color=INK, linewidth=1, linestyle=":", zorder=0)
+        ax.text(size / 1024, 1.01, name, fontsize=8, color=INK, ha="center", va="bottom",
+                transform=ax.get_xaxis_transform())  # fmt: skip
+    title = "One sum over all ranks: small ones cost about the same, large ones by their bytes"
+    label(ax, title, "size (KiB, log scale)", "time (µs, log scale)")
+    ax.set_title(title, loc="left", fontsize=10, pad=22)
+    sizes = [size for line, _ in lines.values() for size in line]
+    log_axis(ax, min(sizes) / 1.5, max(sizes) * 1.5)
     ax.set_yscale("log")
-    ax.set_ylim(top=top * 2)
-    ax.grid(axis="y", color=GRID, linewidth=0.6)
-    ax.legend(fontsize=8, frameon=False, loc="lower right")
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.yaxis.set_major_formatter("{x:,g}")
+    ax.yaxis.set_minor_formatter("")
     return picture(figure, f"Latency of an all-reduce over its size. {'; '.join(words)}.")
 
 
 def costs(machines: Mapping[str, Mapping[str, tuple[float, float]]]) -> Picture:
     """For each machine and model the milliseconds that one rank computes in a step, and those that
     it spends in sums."""
-    figure, axes = new_axes(1.2 + 1.6 * len(machines), rows=len(machines), squeeze=False)
+    figure, axes = new_axes(1.2 + 1.5 * len(machines), rows=len(machines), squeeze=False)
     words = []
     for ax, (machine, models) in zip(axes[:, 0], machines.items(), strict=True):
         for y, (name, (computing, summing)) in enumerate(models.items()):
-            ax.barh(y - 0.2, computing, 0.38, **fill("decode"))
-            ax.barh(y + 0.2, summing, 0.38, **fill("prefill"))
-            share = summing / (computing + summing)
-            text = f" {_rounded(computing)}"
-            ax.text(computing, y - 0.2, text, fontsize=7, va="center", color=INK)
-            text = f" {_rounded(summing)} ({share:.0%} of the step)"
-            ax.text(summing, y + 0.2, text, fontsize=7, va="center", color=INK)
-            words.append(f"{machine}, {name}: {_rounded(computing)} ms, {_rounded(summing)} ms")
-        label(ax, machine, "milliseconds a step (log scale)", "")
-        ax.set_xscale("log")
+            share = f"{summing / (computing + summing):.0%} of the step"
+            dots(ax, y - 0.2, {"decode": computing}, [speed(computing)])
+            dots(ax, y + 0.2, {"prefill": summing}, [f"{speed(summing)} ({share})"])
+            words.append(f"{machine}, {name}: {speed(computing)} ms, {speed(summing)} ms")
+        label(ax, machine, "milliseconds per step (log scale)", "")
         values = [value for pair in models.values() for value in pair]
-        ax.set_xlim(min(values) / 2, max(values) * 6)
+        log_axis(ax, min(values) / 2, max(values) * 6)
         ax.set_yticks(range(len(models)), models)
-        ax.invert_yaxis()
-    legend(
-        axes[0, 0], [key("decode", "reading its weights"), key("prefill", "sums over the ranks")]
-    )
-    return picture(figure, f"Bars of computing and of sums in a step. {'; '.join(words)}.")
-
-
-def _rounded(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+        ax.set_ylim(len(models) - 0.5, -0.5)
+    reading = mark("reading its weights", **look("decode"))
+    legend(axes[0, 0], [reading, mark("sums over the ranks", **look("prefill"))])
+    return picture(figure, f"Dots at computing and at sums in a step. {'; '.join(words)}.")
 
 
 # -- ranks in time -------------------------------------------------------------------------------
@@ -248,29 +242,58 @@ KINDS = {
 }
 
 
+NUM_CALLS = 16  # that fit side by side
+
+
 def ranks_in_time(step: Mapping[int, Sequence[tuple[str, float, float]]], title: str) -> Picture:
-    """What each rank did in one step: calls in which it waits for the others, and between them its
-    own work. Times in seconds since the leader began to send."""
-    figure, ax = new_axes(1.3 + 0.5 * len(step))
+    """What each rank did in one step: in all, and in its first calls.
+
+    A call waits for the other ranks; between calls a rank computes. Times in seconds since the
+    leader began to send.
+    """
+    figure, (above, below) = new_axes(2.3 + 0.7 * len(step), rows=2)
     words = []
     for rank, calls in step.items():
-        ends = {name: 1e3 * end for name, _, end in calls}
-        begin = ends.get("send", ends.get("receive", 0.0))
-        ax.barh(rank, 1e3 * calls[-1][2] - begin, 0.72, left=begin, **fill("decode"))
-        spent = dict.fromkeys(("message", "sum", "choice"), 0.0)
-        for name, start, end in calls:
-            kind, state = KINDS[name]
-            look = fill(state) | {"linewidth": 0.3}
-            ax.barh(rank, 1e3 * (end - start), 0.72, left=1e3 * start, **look)
-            spent[kind] += 1e3 * (end - start)
+        spent = _milliseconds(calls)
+        left = 0.0
+        for kind, state in (("message", "cached"), ("computes", "decode"), *WAITS):
+            above.barh(rank, spent[kind], 0.7, left=left, **fill(state, dotted=True))
+            left += spent[kind]
         num_sums = sum(KINDS[name][0] == "sum" for name, _, _ in calls)
         took = ", ".join(f"{kind} {value:.2f} ms" for kind, value in spent.items())
         words.append(f"rank {rank}: {num_sums} sums and gatherings; {took}")
-    label(ax, title, "milliseconds since the leader began to send", "")
-    names = [f"rank {rank}" + (" (leads)" if rank == 0 else "") for rank in step]
-    ax.set_yticks(list(step), names)
-    ax.invert_yaxis()
-    keys = [key("cached", "message"), key("decode", "computes")]
-    legend(ax, [*keys, key("prefill", "sum, gathering"), key("waiting", "choice: tokens")])
+        _draw_calls(below, rank, calls[:NUM_CALLS])
     longest = max(1e3 * calls[-1][2] for calls in step.values())
-    return picture(figure, f"Timeline of one step, {longest:.1f} ms. {'; '.join(words)}.")
+    num_calls = len(next(iter(step.values())))
+    shown = f"The first {NUM_CALLS} of {num_calls} calls" if num_calls > NUM_CALLS else "In order"
+    label(above, f"{title}: {longest:,.1f} ms in all", "milliseconds, added up", "")
+    label(below, shown, "milliseconds since the leader began to send", "")
+    for ax in (above, below):
+        ax.set_yticks(list(step), [f"rank {n}" + (" (leads)" if n == 0 else "") for n in step])
+        ax.set_ylim(max(step) + 0.5, -0.5)
+    keys = [key("cached", "message", **DOTS), key("decode", "computes")]
+    legend(above, [*keys, key("prefill", "sum, gathering"), key("waiting", "choice: tokens")])
+    return picture(figure, f"Bars of one step, {longest:.1f} ms. {'; '.join(words)}.")
+
+
+WAITS = (("sum", "prefill"), ("choice", "waiting"))
+
+
+def _milliseconds(calls: Sequence[tuple[str, float, float]]) -> dict[str, float]:
+    """The time of a rank by kind, from its message on."""
+    spent = dict.fromkeys(("message", "computes", "sum", "choice"), 0.0)
+    before = calls[0][1]
+    for name, start, end in calls:
+        spent["computes"] += 1e3 * (start - before)
+        spent[KINDS[name][0]] += 1e3 * (end - start)
+        before = end
+    return spent
+
+
+def _draw_calls(ax: Axes, rank: int, calls: Sequence[tuple[str, float, float]]) -> None:
+    begin = 1e3 * calls[0][1]
+    ax.barh(rank, 1e3 * calls[-1][2] - begin, 0.7, left=begin, **fill("decode"))
+    for name, start, end in calls:
+        ax.barh(
+            rank, 1e3 * (end - start), 0.7, left=1e3 * start, **fill(KINDS[name][1], dotted=True)
+        )

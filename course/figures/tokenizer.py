@@ -14,27 +14,20 @@ from course.figures.common import (
     key,
     label,
     legend,
+    mark,
     new_axes,
     picture,
-    speeds,
-    this_machine,
+    source,
+    times,
     write,
 )
+from course.figures.common import speeds as speeds
+from course.figures.common import this_machine as this_machine
 from minivllm.pictures.figures import PALETTE
 from minivllm.pictures.timeline import count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-__all__ = [
-    "arrivals",
-    "joins",
-    "languages",
-    "speeds",
-    "stream",
-    "this_machine",
-    "tokens",
-]
 
 # -- characters and bytes ----------------------------------------------------------------------
 
@@ -70,6 +63,7 @@ def tokens(rows: Mapping[str, tuple[Any, Sequence[int]]]) -> Picture:
     token is shown as one word.
     """
     figure, ax = new_axes(1.15 + 0.62 * len(rows))
+    keys = [key("decode", "token"), key("free", "next token")]
     parts = []
     for y, (name, (tokenizer, ids)) in enumerate(rows.items()):
         data = [tokenizer.token_bytes(token_id) for token_id in ids]
@@ -77,18 +71,20 @@ def tokens(rows: Mapping[str, tuple[Any, Sequence[int]]]) -> Picture:
         for number, place in enumerate(accumulate([0, *map(len, data[:-1])])):
             _draw_token(ax, place, y, data[number], number, controls[number])
         _join_characters(ax, y, b"".join(data))
-        words = f"{count(sum(map(len, data)), 'byte')} in {count(len(ids), 'token')}"
-        special = f", {sum(controls)} of them control tokens" if any(controls) else ""
-        parts.append(f"{name}: {words}{special}")
-    label(ax, "The bytes, cut into tokens", "byte of the text", "")
-    ax.set_xlim(-0.3, ax.get_xlim()[1] / 1.05 + 0.3)
+        special = f" ({sum(controls)} control)" if any(controls) else ""
+        parts.append(f"{name}: {count(len(ids), 'token')}{special}")
+    size = round(max(bar.get_x() + bar.get_width() for bar in ax.patches))
+    title = f"{count(size, 'byte')}. {'; '.join(parts)}"
+    label(ax, title, "byte of the text", "")
+    ax.set_xlim(-0.3, size + 0.3)
     ax.set_ylim(len(rows) - 0.45, -0.5)
-    names = [f"{name}\n{count(len(ids), 'token')}" for name, (_, ids) in rows.items()]
-    ax.set_yticks(range(len(rows)), names)
-    keys = [key("decode", "token"), key("free", "its neighbour")]
-    controls_key = [key("cached", "control token", linewidth=2)]
-    legend(ax, keys + (controls_key if any("control" in part for part in parts) else []))
-    return picture(figure, f"Rows of bytes, framed token by token. {'; '.join(parts)}.")
+    ax.set_yticks(range(len(rows)), list(rows))
+    if "control" in title:
+        keys.append(key("cached", "control token", linewidth=2))
+    if ax.lines:
+        keys.append(mark("one character of several bytes", linestyle="-", linewidth=1.6))
+    legend(ax, keys)
+    return picture(figure, f"Rows of bytes, framed token by token. {title}.")
 
 
 def _draw_token(ax: Axes, place: int, y: int, token: bytes, number: int, is_control: bool) -> None:
@@ -114,7 +110,7 @@ def _join_characters(ax: Axes, y: int, data: bytes) -> None:
 
 
 def joins(steps: Sequence[Sequence[str]], ranks: Sequence[int]) -> Picture:
-    """How a word is joined: its tokens at the beginning and after each join, whose rank is given.
+    """How a word is joined: its tokens at the beginning and after each join, with its rank.
 
     The new token of a row is gold and has a thick frame.
     """
@@ -191,7 +187,8 @@ def stream(data: Sequence[bytes], pieces: Sequence[str], held: Sequence[bytes]) 
     figure, ax = new_axes(1.7 + 0.3 * highest)
     for x, (token, piece, rest) in enumerate(zip(data, pieces, held)):
         column = (held[x - 1] if x else b"") + token
-        old, shown = len(column) - len(token), len(column) - len(rest)
+        old = len(column) - len(token)
+        shown = len(column) - len(rest)
         for y, byte in enumerate(column):
             style = fill("decode") if y < shown else fill("waiting") | {"hatch": "////"}
             frame = {"linewidth": 2} if y >= old else {"linewidth": 0.6, "linestyle": "--"}
@@ -215,14 +212,15 @@ def stream(data: Sequence[bytes], pieces: Sequence[str], held: Sequence[bytes]) 
     return picture(figure, f"Columns of bytes, one for each token. {title}. Shown: {shown_text}.")
 
 
-def arrivals(seconds: Sequence[float], pieces: Sequence[str], title: str) -> Picture:
-    """The characters a reader has seen by each moment of a stream, and without streaming.
+def arrivals(seconds: Sequence[float], pieces: Sequence[str], where: str) -> Picture:
+    """The characters that a reader has seen at each moment, with and without streaming.
 
-    `seconds`: when each of `pieces` came, counted from the question.
+    `seconds`: when each of `pieces` arrived, counted from the question.
     """
-    figure, ax = new_axes(2.4)
+    figure, ax = new_axes(2.7)
     characters = list(accumulate(map(len, pieces)))
-    first, end = seconds[0], seconds[-1]
+    first = seconds[0]
+    end = seconds[-1]
     ax.step([0, *seconds], [0, *characters], where="post", color=PALETTE["prefill"], linewidth=2)
     ax.plot(seconds, characters, "o", color=PALETTE["decode"], markeredgecolor=INK, markersize=4)
     ax.step([0, end], [0, characters[-1]], where="post", color=INK, linestyle="--", linewidth=1)
@@ -231,11 +229,11 @@ def arrivals(seconds: Sequence[float], pieces: Sequence[str], title: str) -> Pic
     place = (0.04 * end, 0.8 * characters[-1])
     ax.annotate(f"first text: {first:.2f} s", (first, characters[0]), place, **words)
     write(ax, end, 0.06 * characters[-1], f"all of it: {end:.2f} s  ", ha="right", va="bottom")
+    title = f"The first text comes {times(end / first)[:-1]} times sooner than the whole answer"
     label(ax, title, "time since the question (seconds)", "characters seen")
+    source(figure, where)
     ax.set_xlim(0, end * 1.02)
-    from matplotlib.lines import Line2D
-
-    streamed = Line2D([], [], color=PALETTE["prefill"], marker="o", label="stream")
-    legend(ax, [streamed, Line2D([], [], color=INK, linestyle="--", label="answer in one piece")])
-    alt = f"Characters over time. {title}. First text after {first:.2f} s, all after {end:.2f} s"
+    streamed = mark("stream", color=PALETTE["prefill"], linestyle="-", marker="o")
+    legend(ax, [streamed, mark("answer in one piece", linestyle="--")])
+    alt = f"Characters over time; {where}. First text after {first:.2f} s, all after {end:.2f} s"
     return picture(figure, f"{alt}: {count(len(pieces), 'piece')}.")

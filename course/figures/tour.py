@@ -3,47 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 from course.figures.common import (
     INK,
     Picture,
-    fill,
-    grid,
-    key,
+    curves,
     label,
     legend,
+    look,
     new_axes,
     picture,
-    speeds,
-    this_machine,
-    timeline,
+    write,
 )
-from minivllm.pictures.figures import PALETTE
+from course.figures.common import grid as grid
+from course.figures.common import speeds as speeds
+from course.figures.common import this_machine as this_machine
+from course.figures.common import timeline as timeline
 from minivllm.pictures.timeline import count
 from minivllm.trace import Trace
 
-__all__ = ["grid", "speeds", "this_machine", "timeline", "waits", "work"]
-
 
 def work(naive: Sequence[int], cached: Sequence[int]) -> Picture:
-    """For each new token: how many tokens the naive loop computes, and how many are new."""
+    """The tokens computed so far, after each new token: by the naive loop, and with a KV cache.
+
+    `naive` and `cached` hold the tokens that each new token costs.
+    """
     figure, ax = new_axes(2.8)
-    places = range(1, len(naive) + 1)
-    ax.bar(places, naive, 0.8, **fill("waiting"))
-    ax.bar(places, cached, 0.4, **fill("decode"))
     words = f"{sum(naive):,} tokens computed, {sum(cached):,} of them for the first time"
-    label(ax, f"{count(len(naive), 'new token')}: {words}", "new token", "tokens computed for it")
-    ax.set_xlim(0.4, len(naive) + 0.6)
-    keys = [key("waiting", "naive loop (wide)"), key("decode", "for the first time (narrow)")]
-    legend(ax, keys)
-    alt = f"Bar chart over {count(len(naive), 'new token')}. {words}. The wide bars grow from"
-    return picture(figure, f"{alt} {naive[0]} to {naive[-1]}; after the first token one is new.")
+    names = {"for the first time: all that a KV cache leaves": cached, "naive loop": naive}
+    places = range(1, len(naive) + 1)
+    curves(ax, {name: (places, list(accumulate(costs))) for name, costs in names.items()})
+    for costs in names.values():
+        write(ax, len(naive) + 0.4, sum(costs), f"{sum(costs):,}", ha="left", fontsize=9)
+    label(ax, f"{count(len(naive), 'new token')}: {words}", "new token", "tokens computed so far")
+    ax.set_xlim(0.4, len(naive) + 2.2)
+    ax.set_ylim(0, 1.08 * sum(naive))
+    alt = f"Two lines over {count(len(naive), 'new token')}. {words}. The naive loop computes"
+    return picture(figure, f"{alt} {naive[0]} tokens for the first one, {naive[-1]} for the last.")
 
 
 def waits(trace: Trace, lines: Mapping[str, float]) -> Picture:
-    """How long the tokens of each step had been waited for, and levels (seconds) across it.
+    """The wait before the tokens of each step, and levels (seconds) across it.
 
-    A step in which a prompt was computed beside the tokens is a blue square.
+    A step that also computed a prompt is a blue square.
     """
     figure, ax = new_axes(3.0)
     kinds: dict[bool, list[tuple[int, float]]] = {True: [], False: []}
@@ -51,10 +54,9 @@ def waits(trace: Trace, lines: Mapping[str, float]) -> Picture:
         decoding = [chunk.is_decode for chunk in step.chunks]
         if any(decoding):
             kinds[not all(decoding)].append((step.index, 1e3 * (step.end - before.end)))
-    looks = {True: ("s", "prefill", "a prompt in the step"), False: ("o", "decode", "tokens only")}
-    for beside, (shape, state, text) in looks.items():
-        style = {"marker": shape, "color": PALETTE[state], "linestyle": "none", "label": text}
-        ax.plot(*zip(*kinds[beside]), markersize=6, markeredgecolor=INK, **style)
+    looks = {True: ("prefill", "a prompt in the step"), False: ("decode", "tokens only")}
+    for beside, (state, text) in looks.items():
+        ax.plot(*zip(*kinds[beside]), label=text, **look(state))
     for place, (name, seconds) in enumerate(lines.items()):
         ax.axhline(1e3 * seconds, color=INK, linestyle="--", linewidth=1, zorder=1)
         at = (0.99 - 0.12 * place, 1e3 * seconds)
