@@ -188,7 +188,7 @@ def mistakes_caught(chapters: list[str]) -> Problems:
             if mistake.name in library:
                 library[mistake.name].append(mistake)
             else:
-                problems.append(f"{file}: {mistake.name} is not one of its exercises: correct the name")
+                problems.append(f"{file}: {mistake.name} is not its exercise: correct the name")
     problems += [
         f"{name} has no wrong answer. Add one that people give to course/mistakes/"
         for name, mistakes in library.items()
