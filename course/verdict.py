@@ -191,7 +191,7 @@ def _failure(name: str, event: Event) -> list[str]:
         rows += [("raised", f"{event['kind']}: {first}" if first else event["kind"])]
         if event["where"]:
             rows += [("at", ": ".join(event["where"]))]
-    rows += [("likely", _why(name, event) or event.get("hint"))]
+    rows += [("likely", _why(name, event) or event.get("hint") or _meaning(event))]
     rows += [("printed", event["printed"].strip())]
     return [_row(label, text) for label, text in rows if text]
 
@@ -208,9 +208,6 @@ def _why(name: str, event: Event) -> str | None:
         if splice.ends_in_raise(span.node):
             return "`raise NotImplementedError` is still below your code: delete that line"
         return "a function that yours calls is still open: %progress shows which"
-    for words, why in MEANINGS.items():
-        if words in text:
-            return why
     if kind == "OSError" and "File too large" in text:
         return "a loop that prints and never ends"
     if kind == "MemoryError":
@@ -218,6 +215,10 @@ def _why(name: str, event: Event) -> str | None:
     if kind == "RecursionError":
         return "it calls itself and never stops: which case has no further call?"
     return None
+
+
+def _meaning(event: Event) -> str | None:
+    return next((why for words, why in MEANINGS.items() if words in event["text"]), None)
 
 
 def _elsewhere(name: str) -> str:
