@@ -1,9 +1,9 @@
 """Tensor parallelism: a model cut into shards, one for each rank, that compute each step together.
 
-A product whose outputs are cut needs no other rank (column parallel); one whose inputs are cut gives
-a part of every sum, and the parts are added up over the ranks (row parallel). Attention and MLP are
-one of each: two sums a layer. Does not handle processes (see `distributed`) or what is computed when
-(see `leader`). Notebook 09.
+A product whose outputs are cut needs no other rank (column parallel); one whose inputs are cut
+gives a part of every sum, and the parts are added up over the ranks (row parallel). Attention and
+MLP are one of each: two sums a layer. Does not handle processes (see `distributed`) or what is
+computed when (see `leader`). Notebook 09.
 
 Tensor letters: T tokens, N requests, R ranks; H, K, D, V, I as in `model`, of the whole model.
 

@@ -79,7 +79,7 @@ def _start_pool() -> None:
     torch.set_num_threads(before)
 
 
-def warm_up(dtype: torch.dtype) -> None:
+def warm_up(dtype: torch.dtype = torch.float32) -> None:
     """Run every kernel once on tensors of `dtype`, so that no later step waits for the compiler.
 
     Says so on stderr unless the compiled code is in numba's cache.
