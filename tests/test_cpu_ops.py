@@ -343,7 +343,7 @@ def test_smollm2_is_the_same_with_and_without_kernels() -> None:
             packed.pack(model)
             kinds = [m for m in model.modules() if isinstance(m, packed.PackedLinear)]
             widths = [linear.codes.shape[2] for linear in kinds]
-            assert widths.count(16) == 4 * config.num_layers and widths.count(32) == 1
+            assert widths.count(16 * 64) == 4 * config.num_layers and widths.count(32 * 64) == 1
         cache, prompts = Paged(model, 2), random_prompts(config.vocab_size, [19, 16])
         steps = [cache.step(list(enumerate(prompts)), 0)]
         for _ in range(8):

@@ -18,7 +18,7 @@ if find_spec("triton") is None:
 import triton
 import triton.language as tl
 
-from minivllm import noise, sampler
+from minivllm import drawing, sampler
 from minivllm.gpu.sampling_kernels import TILE, gumbel, gumbel_sample, hash_counter
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -53,17 +53,17 @@ def test_the_bits_are_those_of_the_oracle() -> None:
     seeds, counters = ends.repeat_interleave(8), ends.repeat(8)
     out = torch.empty(64, dtype=torch.int64, device=DEVICE)
     _hash_kernel[(1,)](seeds.to(DEVICE), counters.to(DEVICE), out, SIZE=64)
-    assert out.tolist() == noise.hash_counter(seeds, counters).tolist()
+    assert out.tolist() == drawing.hash_counter(seeds, counters).tolist()
     assert out[0].item() == -6411193824288604561
 
 
 def test_the_noise_is_that_of_the_oracle() -> None:
     """Also where u is all but 1: these are the tokens that win in a large vocabulary."""
-    bits = noise.hash_counter(torch.tensor(7), torch.arange(4096))
-    torch.testing.assert_close(noise_of(bits), noise.gumbel_noise(bits), atol=1e-4, rtol=0)
+    bits = drawing.hash_counter(torch.tensor(7), torch.arange(4096))
+    torch.testing.assert_close(noise_of(bits), drawing.gumbel_noise(bits), atol=1e-4, rtol=0)
     near_one = -(torch.arange(1, 1025) * 2**44)  # u = 1 - 2^-20 and less
     given = noise_of(near_one)
-    torch.testing.assert_close(given, noise.gumbel_noise(near_one), atol=1e-3, rtol=0)
+    torch.testing.assert_close(given, drawing.gumbel_noise(near_one), atol=1e-3, rtol=0)
     assert given[0] > 13.8 and len(given.unique()) == 1024
 
 
