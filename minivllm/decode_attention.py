@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minivllm.kernels import slots_of
+from minivllm.kernels import refuse_interpreted_bfloat16, slots_of
 
 LOG2_E = tl.constexpr(1.4426950408889634)  # exp(x) = 2 ** (x * LOG2_E); 2 ** x is one instruction
 
@@ -238,6 +238,7 @@ def decode_attention(
     """Compute attention of one query per request: `q [N, H, D]` -> `[N, H, D]`; see
     `ops.decode_attention`. `plan` is the same for all layers of a step. `max_seq_len` is not used:
     the lengths are read on the device."""
+    refuse_interpreted_bfloat16(q)
     plan = plan if plan is not None else Plan(seq_lens)
     num_requests, num_heads, head_dim = q.shape
     block_size, num_kv_heads = k_cache.shape[1:3]

@@ -16,6 +16,8 @@ multiples of 16.
 
 from __future__ import annotations
 
+import os
+
 import torch
 import triton
 import triton.language as tl
@@ -23,6 +25,17 @@ from torch import Tensor
 
 # Places of a tile in the elementwise kernels.
 TILE = 1024
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def refuse_interpreted_bfloat16(x: Tensor) -> None:
+    """Raise ValueError for bfloat16 in Triton's interpreter, whose numpy has no such type: it would
+    compute with the bits as whole numbers."""
+    if IS_INTERPRETED and x.dtype == torch.bfloat16:
+        raise ValueError(
+            "Triton's interpreter (TRITON_INTERPRET=1) computes bfloat16 wrongly; use float32"
+        )
+
 
 # -- helpers: where to read and write -------------------------------------------------------------
 
@@ -138,6 +151,7 @@ def rms_norm_kernel(x, weight, out, eps, SIZE: tl.constexpr, TILE: tl.constexpr)
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Scale to root mean square 1 along the last axis, then by `weight`; see `ops.rms_norm`."""
+    refuse_interpreted_bfloat16(x)
     x = x.contiguous()
     out = torch.empty_like(x)
     size = x.shape[-1]
@@ -164,6 +178,7 @@ def _add_rms_norm_kernel(x, y, weight, total, out, eps, SIZE: tl.constexpr, TILE
 def add_rms_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Return `x + y` `[T, n]` and its `rms_norm`; see `ops.add_rms_norm`. `x` and `y` must be
     contiguous."""
+    refuse_interpreted_bfloat16(x)
     total = torch.empty_like(x)
     out = torch.empty_like(x)
     size = x.shape[-1]
@@ -186,6 +201,7 @@ def _silu_mul_kernel(gate_up, out, WIDTH: tl.constexpr, TILE: tl.constexpr):
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     """`gate_up [T, 2I]` -> silu(gate) * up `[T, I]`; see `ops.silu_mul`."""
+    refuse_interpreted_bfloat16(gate_up)
     num_tokens = len(gate_up)
     width = gate_up.shape[1] // 2
     out = gate_up.new_empty(num_tokens, width)
@@ -251,6 +267,7 @@ def norm_rope(
 ) -> tuple[Tensor, Tensor]:
     """Normalise each head where there are weights, then rotate it, all heads in one launch; see
     `ops.norm_rope`. The heads of a token must be contiguous, the tokens need not be."""
+    refuse_interpreted_bfloat16(q)
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[1]
     q_out = q.new_empty(q.shape)

@@ -26,7 +26,6 @@ from minivllm.assembly.backends import choose_backend, load_backend
 from minivllm.cpu import ops as cpu_ops
 from minivllm.cpu.packed import pack
 from minivllm.gpu import flash_attention
-from minivllm.gpu.fused import fuse
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 FITS_FLASH = (256, 128, torch.bfloat16)  # block size, head size, dtype
@@ -122,8 +121,10 @@ def test_a_package_that_is_missing_is_named(
 def test_the_interpreter_lets_triton_run_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """By name only: "auto" is never the slow one; flash-attn has no interpreter."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert choose_backend("triton", CPU, *FITS_NOT) == "triton"
+    assert choose_backend("triton", CPU, 16, 128, torch.float32) == "triton"
     assert choose_backend("auto", CPU, *FITS_NOT) == "cpu"
+    with pytest.raises(ValueError, match="computes bfloat16 wrongly; set dtype='float32'"):
+        choose_backend("triton", CPU, *FITS_NOT)
     with pytest.raises(ValueError, match="the device is cpu"):
         choose_backend("flash_attn", CPU, *FITS_FLASH)
 
@@ -152,7 +153,7 @@ def test_the_names_of_a_gpu_share_all_but_attention() -> None:
     for backend in (triton, flash):
         assert backend.sample.func is sampler.sample_gumbel
         assert backend.sample.keywords == {"gumbel": gumbel_sample}
-        assert backend.prepare is fuse and backend.captures_prompts
+        assert backend.prepare(model := object()) is model and backend.captures_prompts
 
 
 # -- in the engine --

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -56,11 +56,10 @@ def check(name: str, dtype: torch.dtype, *arguments: Any) -> None:
 def test_the_module_offers_every_operation_of_a_step() -> None:
     """What the model and the runner ask for, with the parameters of `ops` under the same names."""
     names = {name for name in vars(Ops) if not name.startswith("_")} | {*RunnerOps.__annotations__}
-    assert names <= {*cpu_ops.__all__}
+    assert names == {*cpu_ops.__all__}
     for name in names:
         given, plain = (inspect.signature(getattr(m, name)).parameters for m in (cpu_ops, ops))
-        # Attention takes its two kernels as parameters in `ops` alone.
-        assert [*given] == [p for p in plain if p not in ("decode", "prefill")], name
+        assert [*given] == [*plain], name
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -100,15 +99,32 @@ def test_silu_mul_is_right_at_both_ends() -> None:
     torch.testing.assert_close(cpu_ops.silu_mul(gate_up), expected, atol=1e-7, rtol=1e-6)
 
 
+def test_add_rms_norm_is_the_plain_one() -> None:
+    """The sum, rounded once, and the norm of the rounded sum."""
+    for dtype in DTYPES:
+        x, y, weight = (random(*shape, seed=7).to(dtype) for shape in ((7, 33), (7, 33), (33,)))
+        ours, plain = (module.add_rms_norm(x, y, weight, 1e-5) for module in (cpu_ops, ops))
+        assert torch.equal(ours[0], plain[0])
+        exact = ops.rms_norm(plain[0].double(), weight.double(), 1e-5)
+        assert_as_good(ours[1], plain[1], exact)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(1, 9, 64), (5, 1, 96), (3, 2, 6)], ids=str)
-def test_apply_rope_is_the_plain_one(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Contiguous heads, and heads that are a view into merged rows."""
+def test_norm_rope_is_the_plain_one(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Contiguous heads, heads that are a view into merged rows; with norms and without."""
     cos, sin = (table[5 : 5 + shape[0]] for table in ops.rope_table(RopeConfig(), shape[2], 10))
     wide = random(shape[0], shape[1] + 3, shape[2]).to(dtype)
-    for x in (wide[:, : shape[1]], wide[:, : shape[1]].contiguous()):
-        exact = ops.apply_rope(x.float(), cos, sin).double()
-        assert_as_good(cpu_ops.apply_rope(x, cos, sin), ops.apply_rope(x, cos, sin), exact)
+    weights = random(2, shape[2], seed=1).to(dtype)
+    for norms in ((None, None), tuple(weights)):
+        for q in (wide[:, : shape[1]], wide[:, : shape[1]].contiguous()):
+            rest = (*norms, cos, sin, 1e-5)
+            k = wide[:, -2:]
+            exact = [None if norm is None else norm.double() for norm in norms]
+            expected = ops.norm_rope(q.double(), k.double(), *exact, cos, sin, 1e-5)
+            ours, plain = (module.norm_rope(q, k, *rest) for module in (cpu_ops, ops))
+            for triple in zip(ours, plain, expected, strict=True):
+                assert_as_good(*triple)
 
 
 # -- paged cache and attention --
@@ -139,7 +155,7 @@ SHAPES = [  # query heads, key/value heads, head size, block size
     (8, 1, 128, 64),
     (10, 2, 16, 1),
     (6, 2, 48, 2),
-    (4, 2, 20, 16),  # not a multiple of 16: torch does it
+    (4, 2, 20, 16),  # no multiple of a vector
 ]
 MIXES = {  # key lengths, query lengths, number of decodes
     "decodes": ([1, 15, 16, 17, 70, 3], [1] * 6, 6),
@@ -168,7 +184,7 @@ def test_attention_is_the_plain_one(
 
 
 def test_attention_reads_nothing_past_the_length() -> None:
-    """Slots after a request's last token, and blocks of nobody, may hold any number."""
+    """Slots after a request's last token, and unused blocks, may hold any number."""
     lens = torch.tensor([5, 16, 1], dtype=torch.int32)
     k_cache, v_cache, table = paged([5, 16, 1], 2, 16, 4)
     read = torch.zeros(k_cache.shape[:2], dtype=torch.bool)
@@ -200,14 +216,8 @@ def test_without_numba_every_operation_is_the_plain_one(monkeypatch: pytest.Monk
     x, cos = random(3, 2, 16), random(3, 8)
     assert torch.equal(cpu_ops.rms_norm(x, x[0, 0], 1e-5), ops.rms_norm(x, x[0, 0], 1e-5))
     assert torch.equal(cpu_ops.silu_mul(x[0]), ops.silu_mul(x[0]))
-    assert torch.equal(cpu_ops.apply_rope(x, cos, cos), ops.apply_rope(x, cos, cos))
-
-
-def test_the_module_offers_every_operation_of_ops() -> None:
-    """What the model and the runner call is there under the same name."""
-    names = ("embed", "linear", "rms_norm", "silu_mul", "rope_table", "apply_rope",
-             "slot_mapping", "store_kv", "attention", "norm_rope", "add_rms_norm")  # fmt: skip
-    assert all(callable(getattr(cpu_ops, name)) for name in names)
+    arguments = (x, x, None, None, cos, cos, 1e-5)
+    assert torch.equal(cpu_ops.norm_rope(*arguments)[0], ops.norm_rope(*arguments)[0])
 
 
 @needs_kernels
@@ -237,12 +247,12 @@ def test_starting_numbas_threads_leaves_torchs_alone() -> None:
 def test_two_threads_share_a_product() -> None:
     """A run of all tests gives each process one thread a core, so here are two."""
     code = (
-        "import numpy as np; from minivllm.cpu import ops as cpu_ops;"
-        "print(cpu_ops.num_threads(), end=' ');"
-        "x, weight = np.random.default_rng(0).random((2, 96, 64), np.float32);"
-        "out = np.empty((96, 96), np.float32);"
-        "cpu_ops.cpu_kernels.dense_product(x, weight, out, cpu_ops.num_threads());"
-        "print(np.allclose(out, x @ weight.T, rtol=1e-5))"
+        "import torch; from minivllm.cpu import ops, packed; from minivllm.model import Codes;"
+        "print(ops.num_threads(), end=' ');"
+        "codes = Codes(torch.arange(192)[:, None, None].repeat(1, 1, 32).byte(),"
+        " torch.ones(192, 1, 2)); x = torch.rand(5, 32);"
+        "expected = x.sum(1)[:, None] * (torch.arange(192) + 1);"
+        "print(torch.allclose(packed.PackedLinear(codes, None)(x), expected))"
     )
     assert printed_by(code, omp=2, numba=2) == "2 True"
 
@@ -256,16 +266,60 @@ def printed_by(code: str, omp: int, numba: int) -> str:
 
 
 @needs_kernels
-def test_compiled_code_is_renewed_with_the_files_it_calls() -> None:
-    """The digests that stand for the called file are those of its text as it is."""
-    for module, name, called in (
-        (cpu_ops.cpu_kernels, "VECTORS", "cpu_vectors"),
-        (cpu_ops.cpu_layers, "KERNELS", "cpu_kernels"),
-        (cpu_ops.cpu_attention, "KERNELS", "cpu_kernels"),
-    ):
-        text = (Path(cpu_ops.__file__).parent / f"{called}.py").read_text(encoding="utf-8")
-        digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-        assert getattr(module, name) == digest, f'write {name} = "{digest}" in {module.__name__}'
+def test_warm_up_compiles_everything_that_a_step_calls(tmp_path: Path) -> None:
+    """Nothing is compiled in a step of one, two or many tokens, with 4-bit and 8-bit codes."""
+    from minivllm.cpu import packed
+    from tests.test_cpu_packed import coded_model
+
+    for dtype in DTYPES:
+        model = packed.pack(coded_model(dtype))
+        kernels = [f for f in vars(cpu_ops.cpu_kernels).values() if hasattr(f, "signatures")]
+        before = [len(kernel.signatures) for kernel in kernels]
+        cache = torch.zeros(2, 16, 16, 2, 16, dtype=dtype)
+        for num_tokens in (1, 2, 40):
+            for num_decodes in (0, num_tokens):
+                run_step(model, cache, num_tokens, num_decodes)
+        grown = [k for k, n in zip(kernels, before) if len(k.signatures) > n]
+        assert not grown, [kernel.py_func.__name__ for kernel in grown]
+
+
+def run_step(model: Any, cache: Tensor, num_tokens: int, num_decodes: int) -> Tensor:
+    """A step of one prompt, or of as many decodes, at position 0 and on."""
+    count = num_decodes or 1
+    starts = torch.tensor([0, *([1] * count if num_decodes else [num_tokens])]).cumsum(0).int()
+    lens = torch.ones(count).int() if num_decodes else torch.tensor([num_tokens]).int()
+    table = torch.arange(16).int()[None].repeat(count, 1)
+    metadata = ops.AttentionMetadata(table, starts, lens, num_decodes, num_tokens, int(lens.max()))
+
+    def attend(_: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        cpu_ops.store_kv(k, v, cache[0], cache[1], torch.arange(num_tokens))
+        return cpu_ops.attention(q, cache[0], cache[1], metadata, 0.25)
+
+    with torch.inference_mode():
+        ids = torch.arange(num_tokens)
+        return model.logits(model(ids, ids, attend))
+
+
+@needs_kernels
+@pytest.mark.long
+def test_kernels_run_where_nothing_can_be_written(tmp_path: Path) -> None:
+    """A read-only install without a home: compiled at every start, with one line that says so."""
+    package = Path(cpu_ops.__file__).parents[1]
+    copy = tmp_path / "site" / "minivllm"
+    shutil.copytree(package, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    (copy / "cpu" / "__pycache__").write_text("a file: no directory can be made here")
+    code = (
+        "import torch; from minivllm import LLM; from minivllm.cpu import ops;"
+        "ops.warm_up(torch.float32); print(ops.__file__)"
+    )
+    nowhere = {"HOME": "/dev/null", "XDG_CACHE_HOME": "/dev/null/x", "PYTHONPATH": str(copy.parent)}
+    environment = {k: v for k, v in os.environ.items() if k != "NUMBA_CACHE_DIR"} | nowhere
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True,
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert str(copy) in done.stdout
+    assert done.stderr.count("\n") == 1 and "NUMBA_CACHE_DIR" in done.stderr
 
 
 # -- the real model --
@@ -287,8 +341,9 @@ def test_smollm2_is_the_same_with_and_without_kernels() -> None:
         model = load_model(path, config, torch.float32, "cpu", 64, ops=module, progress=False)
         if module is cpu_ops:
             packed.pack(model)
-            grids = [m.grid.bits for m in model.modules() if isinstance(m, packed.PackedLinear)]
-            assert grids.count(4) == 4 * config.num_layers and grids.count(8) == 1
+            kinds = [m for m in model.modules() if isinstance(m, packed.PackedLinear)]
+            widths = [linear.codes.shape[2] for linear in kinds]
+            assert widths.count(16 * 64) == 4 * config.num_layers and widths.count(32 * 64) == 1
         cache, prompts = Paged(model, 2), random_prompts(config.vocab_size, [19, 16])
         steps = [cache.step(list(enumerate(prompts)), 0)]
         for _ in range(8):

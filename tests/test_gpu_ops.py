@@ -34,8 +34,7 @@ def test_the_module_offers_every_operation_of_a_step() -> None:
     assert sorted(names) == sorted(gpu_ops.__all__)
     for name in names:
         given, plain = (inspect.signature(getattr(m, name)).parameters for m in (gpu_ops, ops))
-        # Attention takes its two kernels as parameters in `ops` alone.
-        assert [*given] == [p for p in plain if p not in ("decode", "prefill")], name
+        assert [*given] == [*plain], name
 
 
 MIXES = {  # key lengths, query lengths, number of decodes
@@ -94,3 +93,22 @@ def test_the_lengths_known_on_the_host_may_be_larger() -> None:
         metadata.max_query_len, metadata.max_seq_len = 100, 128
         assert torch.equal(gpu_ops.attention(q, *caches, metadata, 0.3), expected)
         assert expected.any()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="only the interpreter is wrong")
+def test_the_interpreter_refuses_bfloat16() -> None:
+    """Every launcher that computes; storing keys and values moves bits and is right."""
+    x, angles = torch.ones(2, 1, 16, dtype=torch.bfloat16), torch.ones(2, 8)
+    row, batch = x[:, 0], PagedBatch([1, 2], 1, 16)
+    caches = (batch.k_cache.bfloat16(), batch.v_cache.bfloat16())
+    calls = (
+        lambda: gpu_ops.rms_norm(row, row[0], 1e-5),
+        lambda: gpu_ops.add_rms_norm(row, row, row[0], 1e-5),
+        lambda: gpu_ops.silu_mul(row),
+        lambda: gpu_ops.norm_rope(x, x, None, None, angles, angles, 1e-5),
+        lambda: gpu_ops.attention(x, *caches, on_device(batch, [1, 1], 2), 0.3),
+        lambda: gpu_ops.attention(x, *caches, on_device(batch, [1, 1], 0), 0.3),
+    )
+    for call in calls:
+        with pytest.raises(ValueError, match="computes bfloat16 wrongly; use float32"):
+            call()

@@ -138,26 +138,19 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> dict[str, Any]:
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {
         "version": "1.0",
-        "truncation": None,
-        "padding": None,
+        **dict.fromkeys(("truncation", "padding", "normalizer", "post_processor")),
         "added_tokens": [
             {"id": token_id, "content": tokens[token_id], **flags, "special": True}
             for token_id, kind in enumerate(kinds)
             if kind == CONTROL_TOKEN
         ],
-        "normalizer": None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [digits, byte_level]},
-        "post_processor": None,
         "decoder": byte_level,
         "model": {
             "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
+            **dict.fromkeys(("dropout", "unk_token")),
+            **dict.fromkeys(("continuing_subword_prefix", "end_of_word_suffix")),
+            **dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False),
             "vocab": {token: token_id for token_id, token in enumerate(tokens)},
             "merges": metadata["tokenizer.ggml.merges"],
         },

@@ -90,55 +90,72 @@ def exp(x):
 
 # -- products ----------------------------------------------------------------------------------
 #
-# A packed matrix `[m, n]` is cut into tiles of LANES rows: `codes [tiles, n / 32, 16 or 32, LANES]`
-# uint8, `scales [tiles, n / 32, 2, LANES]` float32, scale and minimum. weight = code * scale +
-# minimum. Of 4-bit codes, byte i of a group holds the codes of its weights i (lower half) and
-# 16 + i (upper half). See `cpu.packed.lay_out`.
+# A packed matrix `[m, n]` is cut into tiles of LANES rows: `codes [tiles, n / 32, k * LANES]` uint8
+# with k = 32 for 8-bit codes, 16 for 4-bit codes; `scales [tiles, n / 32, 2 * LANES]` float32, scale
+# and minimum. weight = code * scale + minimum. Of 4-bit codes, byte i of a row's group holds the
+# codes of its weights i (lower half) and 16 + i (upper half). See `cpu.packed.lay_out`.
+#
+# Tiles of weights and sums are vectors too, place `i * LANES + r` for lane r: with distances that
+# it knows, LLVM need not check before each loop which rows overlap.
 
 
 @njit(**FAST)
-def _unpack(codes, scales, weight, column, lane):
-    """Write one group of a tile to `weight[column : column + 32, lane : lane + LANES]`."""
-    scale = scales[0]
-    low = scales[1]
-    if len(codes) == GROUP:
+def _number(code):
+    """A code as float32; by way of int32, from which a CPU converts vectors."""
+    return np.float32(np.int32(code))
+
+
+@njit(**FAST)
+def _unpack(codes, scales, weight, first, stride):
+    """Write the weights i of one group, lane by lane, to `weight[first + i * stride]` and on."""
+    if len(codes) == GROUP * LANES:
         for i in range(GROUP):
+            target = first + i * stride
             for r in range(LANES):
-                weight[column + i, lane + r] = np.float32(np.int32(codes[i, r])) * scale[r] + low[r]
+                code = _number(codes[i * LANES + r])
+                weight[target + r] = code * scales[r] + scales[LANES + r]
         return
     for i in range(GROUP // 2):
-        upper = column + GROUP // 2 + i
+        lower = first + i * stride
+        upper = first + (GROUP // 2 + i) * stride
         for r in range(LANES):
-            code = codes[i, r]
-            weight[column + i, lane + r] = np.float32(np.int32(code & 15)) * scale[r] + low[r]
-            weight[upper, lane + r] = np.float32(np.int32(code >> 4)) * scale[r] + low[r]
+            code = codes[i * LANES + r]
+            scale = scales[r]
+            low = scales[LANES + r]
+            weight[lower + r] = _number(code & 15) * scale + low
+            weight[upper + r] = _number(code >> 4) * scale + low
 
 
 @njit(parallel=True, **FAST)
 def unpack(codes, scales, weight):
-    """Write all weights to `weight [n, m]` float32, transposed; m is a multiple of LANES here."""
-    for tile in prange(len(codes)):
-        for g in range(codes.shape[1]):
-            _unpack(codes[tile, g], scales[tile, g], weight, g * GROUP, tile * LANES)
+    """Write all weights to `weight [n * m]` float32, transposed; m is a multiple of LANES here."""
+    num_tiles, num_groups = codes.shape[:2]
+    stride = num_tiles * LANES
+    for tile in prange(num_tiles):
+        for g in range(num_groups):
+            first = g * GROUP * stride + tile * LANES
+            _unpack(codes[tile, g], scales[tile, g], weight, first, stride)
 
 
 @njit(**FAST)
 def _add_products(x, weight, sums):
-    """`sums [LANES] += x [32] @ weight [32, LANES]`."""
+    """`sums [LANES] += x [32] @ weight [32 * LANES]`."""
     for k in range(0, GROUP, 8):
-        x0, x1, x2, x3, x4, x5, x6, x7 = x[k : k + 8]
+        x0, x1, x2, x3 = x[k], x[k + 1], x[k + 2], x[k + 3]
+        x4, x5, x6, x7 = x[k + 4], x[k + 5], x[k + 6], x[k + 7]
         for r in range(LANES):
+            w = k * LANES + r
             sums[r] += (
-                x0 * weight[k, r] + x1 * weight[k + 1, r]
-                + x2 * weight[k + 2, r] + x3 * weight[k + 3, r]
-                + x4 * weight[k + 4, r] + x5 * weight[k + 5, r]
-                + x6 * weight[k + 6, r] + x7 * weight[k + 7, r]
+                x0 * weight[w] + x1 * weight[w + LANES]
+                + x2 * weight[w + 2 * LANES] + x3 * weight[w + 3 * LANES]
+                + x4 * weight[w + 4 * LANES] + x5 * weight[w + 5 * LANES]
+                + x6 * weight[w + 6 * LANES] + x7 * weight[w + 7 * LANES]
             )  # fmt: skip
 
 
 @njit(**FAST)
 def _add_four_products(x, weight, sums):
-    """The same for four rows at once, `sums [4, LANES] += x [4, 32] @ weight [32, LANES]`: four
+    """The same for four rows at once, `sums [4 * LANES] += x [4, 32] @ weight [32 * LANES]`: four
     numbers of the weight are loaded for 16 multiplications."""
     for k in range(0, GROUP, 4):
         a0, a1, a2, a3 = x[0, k], x[0, k + 1], x[0, k + 2], x[0, k + 3]
@@ -146,11 +163,15 @@ def _add_four_products(x, weight, sums):
         c0, c1, c2, c3 = x[2, k], x[2, k + 1], x[2, k + 2], x[2, k + 3]
         d0, d1, d2, d3 = x[3, k], x[3, k + 1], x[3, k + 2], x[3, k + 3]
         for r in range(LANES):
-            w0, w1, w2, w3 = weight[k, r], weight[k + 1, r], weight[k + 2, r], weight[k + 3, r]
-            sums[0, r] += a0 * w0 + a1 * w1 + a2 * w2 + a3 * w3
-            sums[1, r] += b0 * w0 + b1 * w1 + b2 * w2 + b3 * w3
-            sums[2, r] += c0 * w0 + c1 * w1 + c2 * w2 + c3 * w3
-            sums[3, r] += d0 * w0 + d1 * w1 + d2 * w2 + d3 * w3
+            w = k * LANES + r
+            w0 = weight[w]
+            w1 = weight[w + LANES]
+            w2 = weight[w + 2 * LANES]
+            w3 = weight[w + 3 * LANES]
+            sums[r] += a0 * w0 + a1 * w1 + a2 * w2 + a3 * w3
+            sums[LANES + r] += b0 * w0 + b1 * w1 + b2 * w2 + b3 * w3
+            sums[2 * LANES + r] += c0 * w0 + c1 * w1 + c2 * w2 + c3 * w3
+            sums[3 * LANES + r] += d0 * w0 + d1 * w1 + d2 * w2 + d3 * w3
 
 
 @njit(parallel=True, **FAST)
@@ -162,53 +183,56 @@ def packed_product(x, codes, scales, out, threads):
     num_tiles, num_groups = codes.shape[:2]
     num_fours = len(x) // 4 * 4
     for thread in prange(threads):
-        weight = np.empty((GROUP, LANES), np.float32)
-        sums = np.empty((len(x), LANES), np.float32)
+        weight = np.empty(GROUP * LANES, np.float32)
+        sums = np.empty(len(x) * LANES, np.float32)
         for tile in range(num_tiles * thread // threads, num_tiles * (thread + 1) // threads):
             sums[:] = 0
             for g in range(num_groups):
-                _unpack(codes[tile, g], scales[tile, g], weight, 0, 0)
+                _unpack(codes[tile, g], scales[tile, g], weight, 0, LANES)
                 part = x[:, g * GROUP : (g + 1) * GROUP]
                 for t in range(0, num_fours, 4):
-                    _add_four_products(part[t : t + 4], weight, sums[t : t + 4])
+                    _add_four_products(part[t : t + 4], weight, sums[t * LANES :])
                 for t in range(num_fours, len(x)):
-                    _add_products(part[t], weight, sums[t])
+                    _add_products(part[t], weight, sums[t * LANES :])
             first = tile * LANES
             for t in range(len(x)):
                 for r in range(min(LANES, out.shape[1] - first)):
-                    out[t, first + r] = sums[t, r]
+                    out[t, first + r] = sums[t * LANES + r]
 
 
 @njit(**FAST)
 def _add_codes(x, codes, sums):
-    """`sums [LANES] += x [32] @ codes [32, LANES]` for the codes of one group as numbers."""
-    if len(codes) == GROUP:
+    """`sums [LANES] += x [32] @ codes [32 * LANES]` for the codes of one group as numbers."""
+    if len(codes) == GROUP * LANES:
         for i in range(0, GROUP, 4):
             x0, x1, x2, x3 = x[i], x[i + 1], x[i + 2], x[i + 3]
             for r in range(LANES):
+                c = i * LANES + r
                 sums[r] += (
-                    x0 * np.float32(np.int32(codes[i, r]))
-                    + x1 * np.float32(np.int32(codes[i + 1, r]))
-                    + x2 * np.float32(np.int32(codes[i + 2, r]))
-                    + x3 * np.float32(np.int32(codes[i + 3, r]))
-                )
+                    x0 * _number(codes[c]) + x1 * _number(codes[c + LANES])
+                    + x2 * _number(codes[c + 2 * LANES]) + x3 * _number(codes[c + 3 * LANES])
+                )  # fmt: skip
         return
     for i in range(0, GROUP // 2, 4):
         x0, x1, x2, x3 = x[i], x[i + 1], x[i + 2], x[i + 3]
         y0, y1, y2, y3 = x[16 + i], x[17 + i], x[18 + i], x[19 + i]
         for r in range(LANES):
-            c0, c1, c2, c3 = codes[i, r], codes[i + 1, r], codes[i + 2, r], codes[i + 3, r]
+            c = i * LANES + r
+            c0 = codes[c]
+            c1 = codes[c + LANES]
+            c2 = codes[c + 2 * LANES]
+            c3 = codes[c + 3 * LANES]
             sums[r] += (
-                x0 * np.float32(np.int32(c0 & 15)) + y0 * np.float32(np.int32(c0 >> 4))
-                + x1 * np.float32(np.int32(c1 & 15)) + y1 * np.float32(np.int32(c1 >> 4))
-                + x2 * np.float32(np.int32(c2 & 15)) + y2 * np.float32(np.int32(c2 >> 4))
-                + x3 * np.float32(np.int32(c3 & 15)) + y3 * np.float32(np.int32(c3 >> 4))
+                x0 * _number(c0 & 15) + y0 * _number(c0 >> 4)
+                + x1 * _number(c1 & 15) + y1 * _number(c1 >> 4)
+                + x2 * _number(c2 & 15) + y2 * _number(c2 >> 4)
+                + x3 * _number(c3 & 15) + y3 * _number(c3 >> 4)
             )  # fmt: skip
 
 
 @njit(parallel=True, **FAST)
 def packed_vector_product(x, codes, scales, out, threads):
-    """`F.linear(x, weight)` for one vector `x [n]`: `out [m]`, all float32.
+    """`F.linear(x, weight)` for one row `x [1, n]`: `out [1, m]`, all float32.
 
     The sum over a group is scale * (x @ codes) + minimum * sum(x): no weight is ever computed.
     """
@@ -219,17 +243,16 @@ def packed_vector_product(x, codes, scales, out, threads):
         for tile in range(num_tiles * thread // threads, num_tiles * (thread + 1) // threads):
             total[:] = 0
             for g in range(num_groups):
-                part = x[g * GROUP : (g + 1) * GROUP]
+                part = x[0, g * GROUP : (g + 1) * GROUP]
                 sums[:] = 0
                 _add_codes(part, codes[tile, g], sums)
-                scale = scales[tile, g, 0]
-                low = scales[tile, g, 1]
+                scale = scales[tile, g]
                 sum_x = part.sum()
                 for r in range(LANES):
-                    total[r] += scale[r] * sums[r] + low[r] * sum_x
+                    total[r] += scale[r] * sums[r] + scale[LANES + r] * sum_x
             first = tile * LANES
-            for r in range(min(LANES, len(out) - first)):
-                out[first + r] = total[r]
+            for r in range(min(LANES, out.shape[1] - first)):
+                out[0, first + r] = total[r]
 
 
 # -- layers ------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def _start_pool() -> None:
     torch.set_num_threads(before)
 
 
-def warm_up(dtype: torch.dtype) -> None:
+def warm_up(dtype: torch.dtype = torch.float32) -> None:
     """Run every kernel once on tensors of `dtype`, so that no later step waits for the compiler.
 
     Says so on stderr unless the compiled code is in numba's cache.
@@ -106,12 +106,11 @@ def warm_up(dtype: torch.dtype) -> None:
     zeros = torch.zeros(2, 1, dtype=torch.int32)
     decode_attention(q, k_cache, v_cache, zeros, zeros[:, 0] + 1, 1, 1.0)
     if dtype == torch.float32:
-        codes = np.zeros((1, 2, 16, cpu_kernels.LANES), np.uint8)
-        scales = np.zeros((1, 2, 2, cpu_kernels.LANES), np.float32)
+        packed = (np.zeros((1, 2, 1024), np.uint8), np.zeros((1, 2, 128), np.float32))
         array = x.numpy()
-        cpu_kernels.packed_vector_product(array[0], codes, scales, array[0].copy(), 1)
-        cpu_kernels.packed_product(array, codes, scales, array.copy(), 1)
-        cpu_kernels.unpack(codes, scales, np.empty((64, 64), np.float32))
+        cpu_kernels.packed_vector_product(array[:1], *packed, array[:1].copy(), 1)
+        cpu_kernels.packed_product(array, *packed, array.copy(), 1)
+        cpu_kernels.unpack(*packed, np.empty(64 * 64, np.float32))
 
 
 def say(line: str) -> None:

@@ -73,6 +73,7 @@ class PackedLinear(nn.Module):
         self.bias = bias
         self.codes = lay_out(codes.codes)
         self.scales = lay_out(codes.scales)
+        self.arrays = (self.codes.numpy(), self.scales.numpy())
 
     def few(self, recurse: bool = False) -> list[Tensor]:
         """What a product of few rows reads."""
@@ -80,37 +81,32 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`x @ weight.T + bias`."""
-        if len(x) > FEW_ROWS:
+        num_rows = x.shape[0]
+        if num_rows > FEW_ROWS:
             # Unpacking costs less than a hundredth of such a product.
             out = torch.mm(x, self.unpacked())[:, : self.out_size]
         else:
-            out = torch.empty(len(x), self.out_size)
-            self._few_rows(x.contiguous(), out)
+            out = torch.empty(num_rows, self.out_size)
+            one_row = num_rows == 1
+            kernel = cpu_kernels.packed_vector_product if one_row else cpu_kernels.packed_product
+            kernel(x.contiguous().numpy(), *self.arrays, out.numpy(), num_threads())
         return out if self.bias is None else out.add_(self.bias)
-
-    def _few_rows(self, x: Tensor, out: Tensor) -> None:
-        packed = (self.codes.numpy(), self.scales.numpy())
-        threads = num_threads()
-        if len(x) == 1:
-            cpu_kernels.packed_vector_product(x[0].numpy(), *packed, out[0].numpy(), threads)
-        else:
-            cpu_kernels.packed_product(x.numpy(), *packed, out.numpy(), threads)
 
     def unpacked(self) -> Tensor:
         """All weights, transposed: float32 `[in, out]`, with more columns of zeros behind it."""
-        num_tiles, num_groups, _, lanes = self.codes.shape
-        weight = torch.empty(num_groups * GROUP, num_tiles * lanes)
+        num_tiles, num_groups = self.codes.shape[:2]
+        weight = torch.empty(num_groups * GROUP, num_tiles * cpu_kernels.LANES)
         num_threads()
-        cpu_kernels.unpack(self.codes.numpy(), self.scales.numpy(), weight.numpy())
+        cpu_kernels.unpack(*self.arrays, weight.view(-1).numpy())
         return weight
 
 
 def lay_out(rows: Tensor) -> Tensor:
     """Rows of codes or scales `[m, groups, k]` in tiles of LANES rows, which lie side by side:
-    `[tiles, groups, k, LANES]`; rows of zeros behind the last."""
+    `[tiles, groups, k * LANES]`; rows of zeros behind the last."""
     lanes = cpu_kernels.LANES
     rows = F.pad(rows, (0, 0, 0, 0, 0, -len(rows) % lanes))
-    return rows.unflatten(0, (-1, lanes)).permute(0, 2, 3, 1).contiguous()
+    return rows.unflatten(0, (-1, lanes)).permute(0, 2, 3, 1).flatten(2)
 
 
 class Bfloat16Linear(nn.Module):
@@ -133,7 +129,7 @@ class Bfloat16Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`x @ weight.T + bias`."""
-        if self.int4 is not None and len(x) <= INT4_ROWS:
+        if self.int4 is not None and x.shape[0] <= INT4_ROWS:
             codes, scales = self.int4
             out = torch.ops.aten._weight_int4pack_mm_for_cpu(x.contiguous(), codes, GROUP, scales)
             return out if self.bias is None else out.add_(self.bias)

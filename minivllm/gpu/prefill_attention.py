@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from minivllm.decode_attention import MIN_SIDE, attend_tile
+from minivllm.kernels import refuse_interpreted_bfloat16
 
 QUERIES = 64  # rows of a tile: new tokens times the heads of a group
 KEYS = 64  # of a tile
@@ -89,6 +90,7 @@ def prefill_attention(
     `q [T, H, D]`; request n has tokens `query_starts[n]` to `query_starts[n + 1]` (int32
     `[N + 1]`), at most `max_query_len` of them, and `seq_lens[n]` keys.
     """
+    refuse_interpreted_bfloat16(q)
     num_heads, head_dim = q.shape[1:]
     block_size, num_kv_heads = k_cache.shape[1:3]
     group = num_heads // num_kv_heads

@@ -15,6 +15,7 @@ from torch import Tensor
 from minivllm.drawing import GOLDEN as _GOLDEN
 from minivllm.drawing import MIX_1 as _MIX_1
 from minivllm.drawing import MIX_2 as _MIX_2
+from minivllm.kernels import refuse_interpreted_bfloat16
 
 GOLDEN, MIX_1, MIX_2 = tl.constexpr(_GOLDEN), tl.constexpr(_MIX_1), tl.constexpr(_MIX_2)
 TILE = 4096  # tokens of a program
@@ -92,6 +93,7 @@ def gumbel_sample(logits: Tensor, temperature: Tensor, seeds: Tensor, positions:
     seeds, positions [N] int64 -> [N] int64. In float32, so a tie in the last bits may go
     another way than in the oracle's float64.
     """
+    refuse_interpreted_bfloat16(logits)
     num_rows, vocab_size = logits.shape
     num_tiles = triton.cdiv(vocab_size, TILE)
     best = torch.empty(num_rows, num_tiles, device=logits.device)
