@@ -91,8 +91,8 @@ def exp(x):
 # -- products ----------------------------------------------------------------------------------
 #
 # A packed matrix `[m, n]` is cut into tiles of LANES rows: `codes [tiles, n / 32, k * LANES]` uint8
-# with k = 32 for 8-bit codes, 16 for 4-bit codes; `scales [tiles, n / 32, 2 * LANES]` float32, scale
-# and minimum. weight = code * scale + minimum. Of 4-bit codes, byte i of a row's group holds the
+# with k = 32 for 8-bit codes, 16 for 4-bit codes; `scales [tiles, n / 32, 2 * LANES]` float32,
+# scale and minimum. weight = code * scale + minimum. Of 4-bit codes, byte i of a row's group holds the
 # codes of its weights i (lower half) and 16 + i (upper half). See `cpu.packed.lay_out`.
 #
 # Tiles of weights and sums are vectors too, place `i * LANES + r` for lane r: with distances that
