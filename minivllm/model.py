@@ -134,6 +134,22 @@ class Stream:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.tensor(), name)
 
+    # Python looks operators up in the class, past `__getattr__`.
+    def __radd__(self, y: Tensor) -> Stream:
+        return self + y
+
+    def __sub__(self, y: Tensor) -> Tensor:
+        return self.tensor() - y
+
+    def __mul__(self, y: Tensor | float) -> Tensor:
+        return self.tensor() * y
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return self.tensor()[index]
+
+    def __len__(self) -> int:
+        return len(self.tensor())
+
     @classmethod
     def __torch_function__(
         cls, function: Any, kinds: Any, args: Any = (), kwargs: Any = None

@@ -367,6 +367,8 @@ def test_a_stream_acts_like_the_tensor_that_it_stands_for() -> None:
         assert torch.equal(given + 0 if isinstance(given, Tensor) else given.tensor(), x + y)
     assert torch.equal(norm(Stream(x) + y), norm(x + y)) and torch.equal(norm(Stream(x)), norm(x))
     assert stream.shape == x.shape and torch.equal(stream.clone(), x + y)
+    assert len(stream) == 3 and torch.equal(stream[-1], (x + y)[-1])
+    assert torch.equal(stream - y, x + y - y) and torch.equal(stream * 2, 2 * (x + y))
 
 
 # -- one layer --
