@@ -300,7 +300,7 @@ class LLM:
     # -- inside ---------------------------------------------------------------------------
 
     def _encode(self, prompt: Any) -> EncodedPrompt:
-        return encode_prompt(prompt, self.tokenizer, self.engine.vocab_size)
+        return encode_prompt(prompt, self.tokenizer)
 
     def _add_request(
         self, prompt: Any, params: SamplingParams | None, request_id: str | None

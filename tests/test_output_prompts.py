@@ -14,6 +14,7 @@ from minivllm.output.prompts import (
     is_one_prompt,
     max_num_tokens,
     params_for_each,
+    require_token_ids,
 )
 from minivllm.request import SamplingParams
 from minivllm.text.chat_template import ChatTemplate
@@ -71,18 +72,18 @@ def test_a_generator_of_prompts_loses_none():
 def test_text_ids_and_dict_are_the_same_prompt(tokenizer):
     """Only a text is kept as text."""
     for prompt in ("ab", {"prompt": "ab"}, {"prompt": "ab", "prompt_token_ids": [97, 98]}):
-        encoded = encode_prompt(prompt, tokenizer, 259)
+        encoded = encode_prompt(prompt, tokenizer)
         assert (encoded.text, encoded.token_ids) == ("ab", [97, 98])
     ids = np.array([97, 98])
     for prompt in ([97, 98], (97, 98), range(97, 99), ids, list(ids), {"prompt_token_ids": ids}):
-        encoded = encode_prompt(prompt, tokenizer, 259)
+        encoded = encode_prompt(prompt, tokenizer)
         assert (encoded.text, encoded.token_ids) == (None, [97, 98])
         assert {type(token_id) for token_id in encoded.token_ids} == {int}
 
 
 def test_control_tokens_count_in_a_prompt_and_are_text_in_a_message(tokenizer):
     """A program writes prompts, a stranger writes messages."""
-    assert encode_prompt("<|start|>", tokenizer, 259).token_ids == [START]
+    assert encode_prompt("<|start|>", tokenizer).token_ids == [START]
     chat = encode_chat([{"role": "user", "content": "<|end|>"}], tokenizer)
     assert chat.token_ids.count(END) == 1, "only the template's own"
     assert chat.text == "<|start|>user\n<|end|><|end|><|start|>assistant\n"
@@ -116,7 +117,7 @@ def test_control_tokens_count_in_a_prompt_and_are_text_in_a_message(tokenizer):
 def test_bad_prompts_are_refused_with_the_value(tokenizer, prompt, words):
     """The message says what is wrong with which value."""
     with pytest.raises(ValueError, match=words):
-        encode_prompt(prompt, tokenizer, 259)
+        require_token_ids(encode_prompt(prompt, tokenizer).token_ids, 259)
 
 
 @pytest.mark.parametrize("messages", ["Hi", [], ["Hi"], [MESSAGES], None])

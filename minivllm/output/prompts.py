@@ -77,11 +77,12 @@ def params_for_each(params: Any, count: int) -> list[SamplingParams]:
 # -- from prompts to token ids ----------------------------------------------------------------
 
 
-def encode_prompt(prompt: Prompt, tokenizer: Any, vocab_size: int) -> EncodedPrompt:
+def encode_prompt(prompt: Prompt, tokenizer: Any) -> EncodedPrompt:
     """Return the token ids of a prompt. Control tokens written in a text count as such.
 
     `{"prompt": text}` is the text; with `prompt_token_ids` those are what the model reads.
-    Raises ValueError for an empty prompt, an id outside the vocabulary, another type.
+    Raises ValueError for another type. The ids are checked where the prompt is queued
+    (`OutputProcessor.add`).
     """
     text, token_ids = _text_and_ids(prompt)
     if token_ids is None and text is not None:
@@ -94,7 +95,6 @@ def encode_prompt(prompt: Prompt, tokenizer: Any, vocab_size: int) -> EncodedPro
         )
     if set(map(type, token_ids)) != {int}:  # numpy's integers count as well
         token_ids = [plain_number(token_id) for token_id in token_ids]
-    require_token_ids(token_ids, vocab_size)
     return EncodedPrompt(text, list(token_ids))
 
 
