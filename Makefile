@@ -15,7 +15,7 @@ $(BIN)/minivllm: pyproject.toml
 setup: $(BIN)/minivllm  ## make .venv with the package, the tests and the linters
 
 learn: setup  ## open the course in JupyterLab
-	$(BIN)/jupyter lab notebooks
+	$(BIN)/jupyter lab --ServerApp.root_dir=. notebooks/00_tour.ipynb
 
 lessons: setup  ## write notebooks and solutions from the lessons and run the gates
 	$(BIN)/python -m course build

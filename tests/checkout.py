@@ -10,7 +10,7 @@ from course import exercises as ex
 from course import sandbox
 
 FOLDERS = ("course", "tests", "notebooks", "solutions", "docs")
-FILES = ("pyproject.toml", "conftest.py", ".gitignore")
+FILES = ("README.md", "pyproject.toml", "conftest.py", ".gitignore")
 
 
 def make_checkout(folder: Path) -> Path:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -64,6 +65,9 @@ def server(tree: Path, work: Path) -> Iterator[tuple[str, str]]:
     settings.parent.mkdir(parents=True)
     settings.write_text(json.dumps(NEWS[1]), "utf-8")
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--port=0", "--ip=127.0.0.1"]
+    # The README's own line: where the server's root is decides which links and pictures work.
+    lines = (tree / "README.md").read_text("utf-8").split("\n")
+    command += shlex.split(next(line for line in lines if line.startswith("jupyter lab ")))[2:]
     with open(work / "log", "wb") as log:
         process = subprocess.Popen(
             [*command, "--allow-root"],
