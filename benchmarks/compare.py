@@ -155,7 +155,12 @@ def main() -> None:
         runs[name].append(figures)
         rows = compare(*runs.values()) if len(runs["before"]) == len(runs["after"]) else []
         if rows and arguments.json:  # what was measured is kept if a later run fails
-            report = {"command": arguments.command, "rounds": len(runs["after"]), "rows": rows}
+            report = {
+                **bench_results.provenance(),
+                "script": arguments.command,
+                "rounds": len(runs["after"]),
+                "rows": rows,
+            }
             arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print("\n" + table(rows))
 
