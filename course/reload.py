@@ -75,9 +75,11 @@ def import_again(changed: set[str], namespace: dict[str, Any]) -> list[str]:
             if _module_of(before[key]) == name and isinstance(before[key], type)
         ]
         pending += [n for n in _importers(name, replaced) if n not in pending]
-        for key in replaced:
+        # Names that are gone are none of the module's: Triton's interpreter puts its own into a
+        # module, and into the notebook.
+        for key in replaced & vars(module).keys():
             if key in namespace and namespace[key] is before[key]:
-                namespace[key] = vars(module).get(key)
+                namespace[key] = vars(module)[key]
     return left
 
 
