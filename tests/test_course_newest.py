@@ -63,6 +63,34 @@ def test_compiled_kernels_that_call_a_changed_one_are_compiled_anew(tmp_path):
     assert run.stdout.count("True") >= 4
 
 
+INJECTED = """
+from course import reload
+from course.exercises import exercises, lay
+from minivllm import kernels
+from triton.runtime import interpreter
+
+namespace = {"interpreter_semantic": interpreter.interpreter_semantic}
+vars(kernels)["interpreter_semantic"] = interpreter.interpreter_semantic
+source = exercises()["kernels.slots_of"].reference
+lay({"kernels.slots_of": source.replace("return ", "positions = positions + 0\\n    return ")}, True)
+reload.import_again({"minivllm.kernels"}, namespace)
+print(namespace["interpreter_semantic"] is interpreter.interpreter_semantic)
+"""
+
+
+def test_names_that_triton_puts_into_a_notebook_stay():
+    """Its interpreter puts its own names where a kernel is defined: kernels of the notebook need
+    them after a build, too."""
+    with sandbox.temporary(reference=True) as folder:
+        run = subprocess.run(
+            [sys.executable, "-c", INJECTED],
+            env=sandbox.environment(folder) | {"TRITON_INTERPRET": "1"},
+            capture_output=True,
+            text=True,
+        )
+    assert run.stdout.strip() == "True", run.stderr[-2000:]
+
+
 def engine(**config):
     """What `living` looks at in an engine."""
     settings = {"tensor_parallel_size": 1, "enforce_eager": True} | config
