@@ -187,9 +187,9 @@ class RMSNorm(nn.Module):
             return x.normed(self.ops, self.weight, self.eps)
         return self.ops.rms_norm(x, self.weight, self.eps)
 
+    # For answers to chapter 05 that were written before there was a `Stream`.
     def after_add(self, x: Tensor | Stream, y: Tensor) -> tuple[Tensor | Stream, Tensor]:
-        """`x + y` and the norm of it. Layers that learners built before there was a `Stream` call
-        this."""
+        """`x + y`, and its norm."""
         total = x + y
         return total, self(total)
 

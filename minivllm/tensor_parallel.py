@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from minivllm.checkpoint.weights import StoredTensor, Take, load_model
-from minivllm.model import GROUP, CausalLM, Embedding, Linear
+from minivllm.model import GROUP, CausalLM, Codes, Embedding, Linear
 from minivllm.model_config import ModelConfig
 from minivllm.model_runner import Sample
 from minivllm.rows import SamplingRows
@@ -188,10 +188,12 @@ def take_part(config: ModelConfig, rank: int, size: int) -> Take:
     """For `weights.load_model`: a rank's part of every tensor, and no more, is read."""
 
     def take(name: str, stored: StoredTensor) -> Tensor:
-        part = part_of(name, config, rank, size)
+        module, _, kind = name.rpartition(".")
+        is_quantized = kind in Codes._fields
+        part = part_of(f"{module}.weight" if is_quantized else name, config, rank, size)
         if part is None:
             return stored[:]
-        if part.dim == 1 and name.endswith((".codes", ".scales")):
+        if is_quantized and part.dim == 1:
             part = groups_of(part, size)
         if (found := stored.shape[part.dim]) != part.whole:
             wanted = f"{part.whole} in dimension {part.dim}"

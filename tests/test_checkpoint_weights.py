@@ -12,7 +12,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from minivllm.checkpoint.weights import load_model, read_config
+from minivllm.checkpoint.weights import load_model, read_codes, read_config
+from minivllm.model import CausalLM
+from minivllm.model_config import ModelConfig
 
 # 2 query heads and 1 key head of size 2, MLP 3, one layer, 5 tokens: every size differs.
 CONFIG: dict[str, Any] = {
@@ -301,3 +303,25 @@ def test_loading_does_not_import_transformers(tmp_path: Path) -> None:
     before = "transformers" in sys.modules
     load(save(tmp_path, tensors()))
     assert ("transformers" in sys.modules) == before
+
+
+def test_codes_go_to_the_products_and_the_embedding(tmp_path: Path) -> None:
+    """Merged products get the rows of their parts one after the other; what has none keeps None."""
+    sizes = {"hidden_size": 64, "intermediate_size": 32, "tie_word_embeddings": True}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1}
+    model = CausalLM(ModelConfig.from_dict(CONFIG | sizes), 8)
+    rows = {"q_proj": 64, "k_proj": 32, "v_proj": 32}
+    stored = {"model.embed_tokens": 5} | {f"{LAYER}self_attn.{n}": m for n, m in rows.items()}
+    stored[f"{LAYER}mlp.gate_proj"] = 32  # without up_proj: no product
+    state = {}
+    for seed, (name, count) in enumerate(stored.items()):
+        state[f"{name}.codes"] = torch.full((count, 2, 16), seed, dtype=torch.uint8)
+        state[f"{name}.scales"] = torch.full((count, 2, 2), seed / 4, dtype=torch.float16)
+    save_file(state, tmp_path / "codes.safetensors")
+    read_codes(model, tmp_path / "codes.safetensors")
+    layer: Any = model.model.layers[0]
+    codes, scales = layer.self_attn.qkv_proj.codes
+    assert codes[:, 0, 0].tolist() == [1] * 64 + [2] * 32 + [3] * 32
+    assert scales.dtype == torch.float32 and scales[64].tolist() == [[0.5, 0.5]] * 2
+    assert model.model.embed_tokens.codes.bits == 4
+    assert layer.self_attn.o_proj.codes is None and layer.mlp.gate_up_proj.codes is None

@@ -72,7 +72,8 @@ from triton.runtime import interpreter
 namespace = {"interpreter_semantic": interpreter.interpreter_semantic}
 vars(kernels)["interpreter_semantic"] = interpreter.interpreter_semantic
 source = exercises()["kernels.slots_of"].reference
-lay({"kernels.slots_of": source.replace("return ", "positions = positions + 0\\n    return ")}, True)
+source = source.replace("return ", "positions = positions + 0\\n    return ")
+lay({"kernels.slots_of": source}, True)
 reload.import_again({"minivllm.kernels"}, namespace)
 print(namespace["interpreter_semantic"] is interpreter.interpreter_semantic)
 """

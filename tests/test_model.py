@@ -371,6 +371,21 @@ def test_a_stream_acts_like_the_tensor_that_it_stands_for() -> None:
     assert torch.equal(stream - y, x + y - y) and torch.equal(stream * 2, 2 * (x + y))
 
 
+def test_an_answer_from_before_the_stream_still_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The three lines that chapter 05 used to suggest: the same logits, bit for bit."""
+
+    def forward(self: Any, x: Any, cos: Tensor, sin: Tensor, attend: Any) -> Any:
+        attended = self.self_attn(self.input_layernorm(x), cos, sin, attend)
+        x, normed = self.post_attention_layernorm.after_add(x, attended)
+        return x + self.mlp(normed)
+
+    prompts = random_prompts(96, [19, 16])
+    expected = run_steps(random_model(), prompts, WHOLE_PROMPTS)
+    monkeypatch.setattr(DecoderLayer, "forward", forward)
+    given = run_steps(random_model(), prompts, WHOLE_PROMPTS)
+    assert all(torch.equal(a, b) for a, b in zip(given, expected, strict=True))
+
+
 # -- one layer --
 
 

@@ -282,6 +282,31 @@ def test_a_part_keeps_the_dtype_of_the_tensor():
         )
 
 
+def test_codes_are_cut_in_groups():
+    """Of a product whose inputs are cut, the groups of 32 columns; of others, the rows as ever."""
+    config = make_config(
+        num_attention_heads=6, num_key_value_heads=3, head_dim=32, intermediate_size=96
+    )
+    take = take_part(config, 1, 3)
+    codes = torch.arange(6 * 6).view(6, 6, 1)  # [hidden, groups, bytes]
+    name = "model.layers.0.self_attn.o_proj.codes"
+    assert torch.equal(take(name, codes), codes[:, 2:4])
+    name = "model.layers.0.mlp.down_proj.scales"
+    assert torch.equal(take(name, codes[:, :3]), codes[:, 1:2])
+    rows = torch.arange(96).view(96, 1, 1)
+    assert torch.equal(take("model.layers.0.mlp.up_proj.codes", rows), rows[32:64])
+
+
+def test_a_cut_within_a_group_is_refused():
+    """Scale and minimum belong to 32 columns: the message names the setting and the way out."""
+    config = make_config(
+        num_attention_heads=6, num_key_value_heads=2, head_dim=16, intermediate_size=96
+    )
+    take = take_part(config, 1, 2)
+    with pytest.raises(ValueError, match="tensor_parallel_size=2 cuts columns 48 to 96 out of 96"):
+        take("model.layers.0.self_attn.o_proj.codes", torch.zeros(6, 3, 16))
+
+
 def test_a_tensor_of_another_size_is_refused():
     """With its name: config.json and weights are not of the same model."""
     take = take_part(make_config(), 1, 3)

@@ -91,9 +91,9 @@ def exp(x):
 # -- products ----------------------------------------------------------------------------------
 #
 # A packed matrix `[m, n]` is cut into tiles of LANES rows: `codes [tiles, n / 32, k * LANES]` uint8
-# with k = 32 for 8-bit codes, 16 for 4-bit codes; `scales [tiles, n / 32, 2 * LANES]` float32,
-# scale and minimum. weight = code * scale + minimum. Of 4-bit codes, byte i of a row's group holds the
-# codes of its weights i (lower half) and 16 + i (upper half). See `cpu.packed.lay_out`.
+# with k = 32 for 8-bit codes, 16 for 4-bit codes; `scales [tiles, n / 32, 2 * LANES]` float32, the
+# scales and the minima. weight = code * scale + minimum. Of 4-bit codes, byte i of a row's group
+# holds the codes of its weights i (lower half) and 16 + i (upper half). See `cpu.packed.lay_out`.
 #
 # Tiles of weights and sums are vectors too, place `i * LANES + r` for lane r: with distances that
 # it knows, LLVM need not check before each loop which rows overlap.
@@ -256,26 +256,34 @@ def packed_vector_product(x, codes, scales, out, threads):
 
 
 # -- layers ------------------------------------------------------------------------------------
+#
+# Starting threads costs as much as some rows, so each kernel has a form for few rows and one for
+# many. Two functions: numba's cache would take one compiled in two ways for the same.
 
 
 @njit(**FAST)
-def _norm_scale(row, eps):
-    """`rsqrt(mean(row ** 2) + eps)`."""
+def _norm_row(row, weight, eps, out):
+    """`row * rsqrt(mean(row ** 2) + eps) * weight`."""
     total = np.float32(0)
     for i in range(len(row)):
         total += widen(row[i]) * widen(row[i])
-    return np.float32(1 / np.sqrt(total / len(row) + eps))
+    scale = np.float32(1 / np.sqrt(total / len(row) + eps))
+    for i in range(len(row)):
+        put(out, i, widen(row[i]) * scale * widen(weight[i]))
 
 
 @njit(**FAST)
 def rms_norm(x, weight, eps, out):
     """`x * rsqrt(mean(x ** 2) + eps) * weight` for rows of `x [T, n]`."""
     for t in range(len(x)):
-        row = x[t]
-        target = out[t]
-        scale = _norm_scale(row, eps)
-        for i in range(len(row)):
-            put(target, i, widen(row[i]) * scale * widen(weight[i]))
+        _norm_row(x[t], weight, eps, out[t])
+
+
+@njit(parallel=True, **FAST)
+def rms_norm_many(x, weight, eps, out):
+    """`rms_norm` on several threads."""
+    for t in prange(len(x)):
+        _norm_row(x[t], weight, eps, out[t])
 
 
 @njit(**FAST)
@@ -287,13 +295,22 @@ def add_rms_norm(x, y, weight, eps, total, out):
         target = total[t]
         for i in range(len(row)):
             put(target, i, widen(row[i]) + widen(other[i]))
-    rms_norm(total, weight, eps, out)
+        _norm_row(target, weight, eps, out[t])
 
 
-def _silu_mul(gate_up, out):
+@njit(parallel=True, **FAST)
+def add_rms_norm_many(x, y, weight, eps, total, out):
+    """`add_rms_norm` on several threads."""
+    for t in prange(len(x)):
+        r = slice(t, t + 1)
+        add_rms_norm(x[r], y[r], weight, eps, total[r], out[r])
+
+
+@njit(**FAST)
+def silu_mul(gate_up, out):
     """`F.silu(gate) * up` for `gate_up [T, 2I]`: `out [T, I]`."""
     size = out.shape[1]
-    for t in prange(len(gate_up)):
+    for t in range(len(gate_up)):
         gate = gate_up[t, :size]
         up = gate_up[t, size:]
         row = out[t]
@@ -302,8 +319,11 @@ def _silu_mul(gate_up, out):
             put(row, i, g * widen(up[i]) / (np.float32(1) + exp(-g)))
 
 
-silu_mul_few = njit(**FAST)(_silu_mul)  # starting the threads costs more than a few rows
-silu_mul_many = njit(parallel=True, **FAST)(_silu_mul)
+@njit(parallel=True, **FAST)
+def silu_mul_many(gate_up, out):
+    """`silu_mul` on several threads."""
+    for t in prange(len(gate_up)):
+        silu_mul(gate_up[t : t + 1], out[t : t + 1])
 
 
 @njit(**FAST)
@@ -326,6 +346,14 @@ def apply_rope(q, k, cos, sin, q_out, k_out):
             _turn(q[t, h], cos[t], sin[t], q_out[t, h])
         for h in range(k.shape[1]):
             _turn(k[t, h], cos[t], sin[t], k_out[t, h])
+
+
+@njit(parallel=True, **FAST)
+def apply_rope_many(q, k, cos, sin, q_out, k_out):
+    """`apply_rope` on several threads."""
+    for t in prange(len(q)):
+        r = slice(t, t + 1)
+        apply_rope(q[r], k[r], cos[r], sin[r], q_out[r], k_out[r])
 
 
 @njit(**FAST)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,14 +43,13 @@ __all__ = [
 ]
 
 QUERY_CHUNK = 128  # queries of a prompt that attend at a time
-FEW_ROWS = 16  # from here on, several threads are worth starting for a row-wise operation
+FEW_ROWS = 16  # from here on, several threads are worth starting for an operation on rows
+TYPES = (torch.float32, torch.bfloat16)
 
 
 def has_kernels(x: Tensor) -> bool:
-    """Return whether numba's kernels can take tensors like `x`."""
-    if cpu_kernels is None or x.device.type != "cpu":
-        return False
-    return x.dtype in (torch.float32, torch.bfloat16)
+    """Return whether numba's kernels can take tensors like `x`, which is on a CPU."""
+    return cpu_kernels is not None and x.dtype in TYPES
 
 
 def array_of(x: Tensor) -> np.ndarray:
@@ -60,11 +60,20 @@ def array_of(x: Tensor) -> np.ndarray:
 def num_threads() -> int:
     """Return the number of threads of a kernel, torch's, after telling it to numba."""
     _start_pool()
-    most = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
-    count = min(torch.get_num_threads(), most)
+    count = torch.get_num_threads()
     if numba.get_num_threads() != count:
+        most = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
+        count = min(count, most)
         numba.set_num_threads(count)
     return count
+
+
+def kernel_for(name: str, num_rows: int) -> Any:
+    """The form of a kernel that is faster for this number of rows."""
+    if num_rows < FEW_ROWS:
+        return getattr(cpu_kernels, name)
+    num_threads()
+    return getattr(cpu_kernels, f"{name}_many")
 
 
 @functools.cache
@@ -94,17 +103,19 @@ def warm_up(dtype: torch.dtype = torch.float32) -> None:
             " directory that can be written to keep them")  # fmt: skip
     elif cpu_kernels.rms_norm.stats.cache_misses:
         say("compiling the CPU kernels, once (about 20 s)")
-    add_rms_norm(x, x, x[0], 1e-5)
-    silu_mul(x)
-    silu_mul(x.repeat(FEW_ROWS, 1))
+    for rows in (x, x.repeat(FEW_ROWS, 1)):
+        rms_norm(rows, x[0], 1e-5)
+        add_rms_norm(rows, rows, x[0], 1e-5)
+        silu_mul(rows)
     k_cache, v_cache = torch.zeros(2, 2, 16, 1, 16, dtype=dtype)
-    angles = torch.ones(2, 8)
-    for num_tokens in (1, 2):  # one row of a merged product is contiguous, parts of two are not
-        q, k, v = x[:num_tokens].view(-1, 4, 16).split([2, 1, 1], dim=1)
+    angles = torch.ones(FEW_ROWS, 8)
+    # One row of a merged product is contiguous, its parts in several rows are not.
+    for num_tokens in (1, 2, FEW_ROWS):
+        q, k, v = x[:1].repeat(num_tokens, 1).view(-1, 4, 16).split([2, 1, 1], dim=1)
         q, k = norm_rope(q, k, None, None, angles, angles, 1e-5)
-        store_kv(k, v, k_cache, v_cache, torch.arange(num_tokens))
+        store_kv(k, v, k_cache, v_cache, torch.arange(num_tokens) % 4)
     zeros = torch.zeros(2, 1, dtype=torch.int32)
-    decode_attention(q, k_cache, v_cache, zeros, zeros[:, 0] + 1, 1, 1.0)
+    decode_attention(q[:2], k_cache, v_cache, zeros, zeros[:, 0] + 1, 1, 1.0)
     if dtype == torch.float32:
         packed = (np.zeros((1, 2, 1024), np.uint8), np.zeros((1, 2, 128), np.float32))
         array = x.numpy()
@@ -127,7 +138,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return ops.rms_norm(x, weight, eps)
     rows = x.reshape(-1, x.shape[-1])
     out = torch.empty_like(rows)
-    cpu_kernels.rms_norm(array_of(rows), array_of(weight), eps, array_of(out))
+    kernel = kernel_for("rms_norm", rows.shape[0])
+    kernel(array_of(rows), array_of(weight), eps, array_of(out))
     return out.view(x.shape)
 
 
@@ -138,7 +150,8 @@ def add_rms_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tens
     total = torch.empty_like(x)
     out = torch.empty_like(x)
     inputs = (array_of(x), array_of(y), array_of(weight), eps)
-    cpu_kernels.add_rms_norm(*inputs, array_of(total), array_of(out))
+    kernel = kernel_for("add_rms_norm", x.shape[0])
+    kernel(*inputs, array_of(total), array_of(out))
     return total, out
 
 
@@ -146,10 +159,9 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     """See `ops.silu_mul`."""
     if not has_kernels(gate_up):
         return ops.silu_mul(gate_up)
-    out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
-    is_small = len(gate_up) < FEW_ROWS
-    kernel = cpu_kernels.silu_mul_few if is_small else cpu_kernels.silu_mul_many
-    kernel(array_of(gate_up), array_of(out))
+    num_rows, width = gate_up.shape
+    out = gate_up.new_empty(num_rows, width // 2)
+    kernel_for("silu_mul", num_rows)(array_of(gate_up), array_of(out))
     return out
 
 
@@ -168,10 +180,10 @@ def norm_rope(
     if q_weight is not None and k_weight is not None:
         q = rms_norm(q, q_weight, eps)
         k = rms_norm(k, k_weight, eps)
-    q_out = q.new_empty(q.shape)
-    k_out = k.new_empty(k.shape)
+    q_out = torch.empty(q.shape, dtype=q.dtype)
+    k_out = torch.empty(k.shape, dtype=k.dtype)
     heads = (array_of(q), array_of(k), cos.numpy(), sin.numpy())
-    cpu_kernels.apply_rope(*heads, array_of(q_out), array_of(k_out))
+    kernel_for("apply_rope", q.shape[0])(*heads, array_of(q_out), array_of(k_out))
     return q_out, k_out
 
 
@@ -211,7 +223,7 @@ def decode_attention(
     out = torch.empty_like(q)
     inputs = [array_of(x) for x in (q, k_cache, v_cache)]
     # A request is one piece of work if there are enough of them for all threads.
-    shares = 1 if len(q) >= num_threads() else k_cache.shape[2]
+    shares = 1 if q.shape[0] >= num_threads() else k_cache.shape[2]
     cpu_kernels.decode_attention(
         *inputs, block_table.numpy(), seq_lens.numpy(), scale, array_of(out), shares
     )
