@@ -178,7 +178,8 @@ class RMSNorm(nn.Module):
 
     def __init__(self, size: int, eps: float, ops: Ops) -> None:
         super().__init__()
-        self.ops, self.eps = ops, eps
+        self.ops = ops
+        self.eps = eps
         self.weight = empty_parameter(size)
 
     def forward(self, x: Tensor | Stream) -> Tensor:
@@ -203,13 +204,18 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig, layer_index: int, ops: Ops) -> None:
         super().__init__()
-        self.ops, self.layer_index = ops, layer_index
-        self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
-        self.head_dim, self.eps = config.head_dim, config.rms_norm_eps
-        q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        self.ops = ops
+        self.layer_index = layer_index
+        self.num_heads = config.num_heads
+        self.num_kv_heads = config.num_kv_heads
+        self.head_dim = config.head_dim
+        self.eps = config.rms_norm_eps
+        q_size = self.num_heads * self.head_dim
+        kv_size = self.num_kv_heads * self.head_dim
         self.qkv_proj = Linear(config.hidden_size, q_size + 2 * kv_size, config.qkv_bias, ops)
         self.o_proj = Linear(q_size, config.hidden_size, config.o_bias, ops)
-        self.q_norm, self.k_norm = None, None
+        self.q_norm = None
+        self.k_norm = None
         if config.qk_norm:
             self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps, ops)
             self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps, ops)
@@ -247,7 +253,9 @@ class MLP(nn.Module):
     def __init__(self, config: ModelConfig, ops: Ops) -> None:
         super().__init__()
         self.ops = ops
-        hidden, width, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        hidden = config.hidden_size
+        width = config.intermediate_size
+        bias = config.mlp_bias
         self.gate_up_proj = Linear(hidden, 2 * width, bias, ops)
         self.down_proj = Linear(width, hidden, bias, ops)
 
@@ -311,7 +319,8 @@ class CausalLM(nn.Module):
         device: torch.device | str = "cpu",
     ) -> None:
         super().__init__()
-        self.ops, self.config = ops, config
+        self.ops = ops
+        self.config = config
         # Shapes first ("meta" has no memory), then memory once, in the right type and place.
         with torch.device("meta"):
             self.model = Decoder(config, ops)
@@ -324,7 +333,8 @@ class CausalLM(nn.Module):
                 setattr(part, name, real)
         # No parameters: the tables stay float32 whatever the dtype of the model.
         cos, sin = ops.rope_table(config.rope, config.head_dim, max_len)
-        self.cos, self.sin = cos.to(device), sin.to(device)
+        self.cos = cos.to(device)
+        self.sin = sin.to(device)
 
     def forward(self, input_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Run `input_ids [T]` at `positions [T]` (0-based, each in its own request).

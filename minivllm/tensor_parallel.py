@@ -226,9 +226,11 @@ class RowParallelLinear(nn.Module):
 
     def __init__(self, linear: Linear, group: Group) -> None:
         super().__init__()
-        self.linear, self.group = linear, group
+        self.linear = linear
+        self.group = group
         # Taken away from the product: with R ranks it would be added R times.
-        self.bias, linear.bias = linear.bias, None
+        self.bias = linear.bias
+        linear.bias = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the whole product on each rank, bias included: `x [T, in / R]` -> `[T, out]`."""
@@ -241,7 +243,8 @@ class VocabParallelEmbedding(nn.Module):
 
     def __init__(self, embedding: Embedding, group: Group) -> None:
         super().__init__()
-        self.embedding, self.group = embedding, group
+        self.embedding = embedding
+        self.group = group
         self.num_rows = len(embedding.weight)
         self.start = group.rank * self.num_rows  # the first token that is this rank's
 
@@ -267,7 +270,9 @@ class VocabParallelHead(nn.Module):
 
     def __init__(self, linear: Linear, vocab_size: int, group: Group) -> None:
         super().__init__()
-        self.linear, self.vocab_size, self.group = linear, vocab_size, group
+        self.linear = linear
+        self.vocab_size = vocab_size
+        self.group = group
 
     @property
     def weight(self) -> Tensor:

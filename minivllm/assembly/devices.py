@@ -45,8 +45,8 @@ LARGE_GPU = 64 * 2**30  # bytes of memory; such a GPU is fast as well
 
 
 def step_tokens(device: torch.device) -> int:
-    """Tokens of a step, at most, if nobody says: about as long as a running answer may have to
-    wait for somebody else's prompt. More of them keep a fast GPU busy while the host launches.
+    """Default token budget per step: a running answer may have to wait about as long for the
+    prompt of another request. A larger one keeps a fast GPU busy while the host launches.
     """
     if device.type != "cuda":
         return 512

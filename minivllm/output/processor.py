@@ -41,7 +41,8 @@ class Answer:
 
     def read(self) -> None:
         """Take in the tokens that came since the last time."""
-        request, stream = self.request, self.stream
+        request = self.request
+        stream = self.stream
         if stream.stop is not None:
             return
         new = request.token_ids[request.num_prompt_tokens + stream.num_tokens :]
@@ -55,9 +56,11 @@ class Answer:
 
     def output(self, index: int, tokenizer: Any) -> CompletionOutput:
         """The user's view of it."""
-        request, stream = self.request, self.stream
+        request = self.request
+        stream = self.stream
         token_ids = request.output_token_ids[: stream.num_tokens]
-        logprobs, total = None, None
+        logprobs = None
+        total = None
         if request.sampling_params.logprobs is not None:
             tables = request.logprobs[: len(token_ids)]
             logprobs = [_with_text(table, tokenizer) for table in tables]
@@ -73,7 +76,8 @@ class Answer:
         )
 
     def _stop_reason(self) -> str | int | None:
-        request, stream = self.request, self.stream
+        request = self.request
+        stream = self.stream
         if stream.stop is not None or request.finish_reason != "stop":
             return stream.stop
         last = request.token_ids[-1]
@@ -267,7 +271,9 @@ class Stream:
         self, parent: ParentRequest, advance: Callable[[], None], abort: Callable[[str], bool]
     ) -> None:
         """`advance` does one step of the engine, `abort` ends a prompt by its id."""
-        self._parent, self._advance, self._abort = parent, advance, abort
+        self._parent = parent
+        self._advance = advance
+        self._abort = abort
         self._num_shown = 0  # characters
 
     @property
