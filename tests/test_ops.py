@@ -246,6 +246,15 @@ def test_apply_rope_turns_each_token_by_its_own_angle_and_all_heads_alike() -> N
 
 
 @pytest.mark.exercise("ops.apply_rope")
+def test_apply_rope_only_reads_its_arguments() -> None:
+    """Queries and keys are views of one product."""
+    x, cos, sin = torch.tensor([[[1.0, 2.0]]]), torch.tensor([[0.6]]), torch.tensor([[0.8]])
+    out = ops.apply_rope(x, cos, sin)
+    assert x.tolist() == [[[1, 2]]], "x is only read: is x.float() a copy in float32?"
+    assert out.shape == (1, 1, 2), "the shape of x comes back"
+
+
+@pytest.mark.exercise("ops.apply_rope")
 def test_rotated_dot_products_depend_on_the_distance_alone() -> None:
     """Query at 9, key at 4 score as query at 5, key at 0."""
     q, k = torch.randn(2, 1, 1, 8, generator=torch.Generator().manual_seed(0))
@@ -269,15 +278,6 @@ def test_apply_rope_keeps_bfloat16_and_rounds_once() -> None:
     assert out.dtype == torch.bfloat16, "the dtype of x comes back: where do you leave float32?"
     exact = ops.apply_rope(x.float(), cos, sin).bfloat16()
     assert torch.equal(out, exact), "the products are float32: do you round cos and sin?"
-
-
-@pytest.mark.exercise("ops.apply_rope")
-def test_apply_rope_only_reads_its_arguments() -> None:
-    """Queries and keys are views of one product."""
-    x, cos, sin = torch.tensor([[[1.0, 2.0]]]), torch.tensor([[0.6]]), torch.tensor([[0.8]])
-    out = ops.apply_rope(x, cos, sin)
-    assert x.tolist() == [[[1, 2]]], "x is only read: is x.float() a copy in float32?"
-    assert out.shape == (1, 1, 2), "the shape of x comes back"
 
 
 # -- attention of one request --

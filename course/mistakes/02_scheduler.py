@@ -122,7 +122,9 @@ def admit(self, request: Request) -> bool:
     num_cached_tokens = self.memory.reuse_prefix(request)
     if not self.memory.allocate(request, request.num_tokens, bool(self.running)):
         return False
-    request.num_cached_tokens = request.num_computed_tokens = num_cached_tokens
+    request.num_computed_tokens = num_cached_tokens
+    if request.num_preemptions == 0:
+        request.num_cached_tokens = num_cached_tokens
     request.num_prefill_tokens = request.num_tokens
     return True
 
@@ -139,7 +141,9 @@ def admit(self, request: Request) -> bool:
     if not self.memory.allocate(request, request.num_tokens):
         self.memory.free(request)
         return False
-    request.num_cached_tokens = request.num_computed_tokens = num_cached_tokens
+    request.num_computed_tokens = num_cached_tokens
+    if request.num_preemptions == 0:
+        request.num_cached_tokens = num_cached_tokens
     request.num_prefill_tokens = request.num_tokens
     return True
 
@@ -156,7 +160,9 @@ def admit(self, request: Request) -> bool:
     if not self.memory.allocate(request, request.num_tokens, keep_watermark=True):
         self.memory.free(request)
         return False
-    request.num_cached_tokens = request.num_computed_tokens = num_cached_tokens
+    request.num_computed_tokens = num_cached_tokens
+    if request.num_preemptions == 0:
+        request.num_cached_tokens = num_cached_tokens
     request.num_prefill_tokens = request.num_tokens
     return True
 
@@ -173,7 +179,9 @@ def admit(self, request: Request) -> bool:
     if not self.memory.allocate(request, request.num_tokens, bool(self.running)):
         self.memory.free(request)
         return False
-    request.num_cached_tokens = request.num_computed_tokens = num_cached_tokens
+    request.num_computed_tokens = num_cached_tokens
+    if request.num_preemptions == 0:
+        request.num_cached_tokens = num_cached_tokens
     request.num_prefill_tokens = request.num_prompt_tokens
     return True
 
@@ -191,7 +199,9 @@ def admit(self, request: Request) -> bool:
     if not self.memory.allocate(request, missing, bool(self.running)):
         self.memory.free(request)
         return False
-    request.num_cached_tokens = request.num_computed_tokens = num_cached_tokens
+    request.num_computed_tokens = num_cached_tokens
+    if request.num_preemptions == 0:
+        request.num_cached_tokens = num_cached_tokens
     request.num_prefill_tokens = request.num_tokens
     return True
 

@@ -262,7 +262,7 @@ def insert(
 # rule 6
 @mistake(
     "block_manager.BlockManager.publish",
-    "the request knows 8 tokens, 7 are computed: do you publish what is not written yet?",
+    "8 tokens fill blocks 7 and 3: are their tokens right",
 )
 def publish(self, request: Request, num_tokens: int) -> None:
     num_full = min(request.num_tokens // self.block_size, len(request.block_table))

@@ -101,7 +101,9 @@ def slot_mapping_kernel(
 
 
 # rule 1
-@mistake("kernels.slot_mapping_kernel", "-1: no program wrote there. Which tile does program 1 handle?")
+@mistake(
+    "kernels.slot_mapping_kernel", "-1: no program wrote there. Which tile does program 1 handle?"
+)
 @triton.jit(do_not_specialize=["num_tokens"])
 def slot_mapping_kernel(
     block_tables, owners, positions, slots, num_tokens, table_stride,
