@@ -147,7 +147,7 @@ def test_gate_4_sees_wrong_answers_that_are_not_caught_by_name(tmp_path):
     text = failure(tmp_path, 4)
     assert "does not say 'do you always add one?' to this wrong answer" in text
     assert "does not say 'is the shelf empty?' to this wrong answer" in text
-    assert "boxes.Shelf.gave is not its exercise" in text
+    assert "boxes.Shelf.gave is not one of its exercises" in text
     assert "boxes.Shelf.give has no wrong answer" in text
     assert text.count("\n  - ") == 4  # and no others
 
