@@ -12,6 +12,7 @@ import os
 import threading
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
@@ -72,6 +73,8 @@ class LLM:
         self._requests: OutputProcessor | None = requests
         self._numbers = itertools.count()
         self._lock = threading.RLock()
+        self._depth = 0  # of `_exclusive` blocks that have been entered and not left
+        self._abandoned: deque[str] = deque()  # ids of streams whose loops were left
         self._process_id = os.getpid()
 
     # -- what it is made of ---------------------------------------------------------------
@@ -211,6 +214,7 @@ class LLM:
                     speed = num_tokens / (time.perf_counter() - started)
                     bar.set_postfix_str(f"{speed:.0f} tok/s", refresh=False)
                     bar.update()
+                self._end_abandoned()
                 if len(answers) == len(ids):
                     break
         return answers
@@ -251,7 +255,7 @@ class LLM:
             parent = self._add_request(prompt, sampling_params, None)
             parent.is_streamed = True
             self.requests.watch(parent)
-        return Stream(parent, self._step, self.abort)
+        return Stream(parent, self._step, self.abort, self._abandon)
 
     def step(self) -> list[RequestOutput]:
         """Compute one step; return the answers that ended with it.
@@ -278,13 +282,19 @@ class LLM:
 
     def close(self) -> None:
         """Give back model and KV cache, and end the workers. Closing twice is fine."""
-        if self._engine is None or os.getpid() != self._process_id:
+        if not self._is_open:
             return
         with self._exclusive():
+            self._end_abandoned()
             self.engine.close()
             # Nothing holds the model any more: the next LLM can have its memory at once.
             self._engine = None
             self._requests = None
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether it can be used, by this process."""
+        return self._engine is not None and os.getpid() == self._process_id
 
     def __enter__(self) -> LLM:
         return self
@@ -335,4 +345,28 @@ class LLM:
     def _exclusive(self) -> Iterator[None]:
         """One thread at a time, and no Ctrl-C in the middle."""
         with self._lock, self.engine.interrupts.held():
-            yield
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
+                if self._depth == 0 and self._is_open:
+                    self._end_abandoned()
+
+    def _abandon(self, request_id: str) -> None:
+        """End a prompt whose stream was dropped: at once, or after the call that is running.
+
+        Python may drop a stream anywhere, even inside a step, where no request may end.
+        """
+        self._abandoned.append(request_id)
+        if self._is_open and self._lock.acquire(blocking=False):
+            try:
+                if self._depth == 0:
+                    with self._exclusive():
+                        pass  # its end is where abandoned prompts are ended
+            finally:
+                self._lock.release()
+
+    def _end_abandoned(self) -> None:
+        while self._abandoned:
+            self.requests.abort(self._abandoned.popleft())

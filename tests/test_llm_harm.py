@@ -123,6 +123,26 @@ def test_ctrl_c_is_noticed_between_two_steps(path):
         assert_nothing_is_left(llm)
 
 
+def test_a_stream_that_is_dropped_inside_a_step_ends_after_it(path):
+    """Python's collector may run anywhere; a request must not vanish from a running step."""
+    with LLM(path, overlap=False, **SETTINGS) as llm:
+        expected = answers_of(llm, ["q"])
+        streams = [llm.stream("xyz", SamplingParams(max_tokens=40, ignore_eos=True))]
+        next(streams[0])
+        launch = llm.engine.runner.launch
+
+        def dropping(chunks):
+            streams.clear()
+            assert len(llm.requests.parents) == 2, "the step has begun: its requests must stay"
+            llm.engine.runner.launch = launch
+            return launch(chunks)
+
+        llm.engine.runner.launch = dropping
+        assert answers_of(llm, ["q"]) == expected
+        assert not llm.has_unfinished_requests()
+        assert_nothing_is_left(llm)
+
+
 def test_several_threads_get_their_own_answers(path):
     """Calls wait for each other; streams take turns step by step."""
     with LLM(path, **SETTINGS) as llm:

@@ -268,12 +268,18 @@ class Stream:
     """
 
     def __init__(
-        self, parent: ParentRequest, advance: Callable[[], None], abort: Callable[[str], bool]
+        self,
+        parent: ParentRequest,
+        advance: Callable[[], None],
+        abort: Callable[[str], bool],
+        abandon: Callable[[str], None],
     ) -> None:
-        """`advance` does one step of the engine, `abort` ends a prompt by its id."""
+        """`advance` does one step of the engine, `abort` ends a prompt by its id, and `abandon`
+        does so as soon as no step is running."""
         self._parent = parent
         self._advance = advance
         self._abort = abort
+        self._abandon = abandon
         self._num_shown = 0  # characters
 
     @property
@@ -318,7 +324,8 @@ class Stream:
 
     def __del__(self) -> None:
         # A loop that was left with `break` drops the last reference to its stream.
-        self.close()
+        if self.output is None:
+            self._abandon(self.request_id)
 
 
 def request_seed(wanted: int | None, index: int, derived: int) -> int:
