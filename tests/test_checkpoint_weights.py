@@ -102,6 +102,25 @@ def test_values_are_converted_to_the_asked_dtype(tmp_path: Path) -> None:
     assert model.cos.dtype == model.sin.dtype == torch.float32
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_weight_that_is_not_finite_is_refused_by_name(tmp_path: Path, value: float) -> None:
+    """One such number would end every request with an error, or answer with nonsense."""
+    state = tensors()
+    state[LAYER + "mlp.up_proj.weight"][2, 1] = value
+    with pytest.raises(ValueError, match=r"mlp\.up_proj\.weight .* not finite; download"):
+        load(save(tmp_path, state))
+
+
+def test_a_weight_that_overflows_in_float16_names_dtypes_that_hold_it(tmp_path: Path) -> None:
+    """70,000 is above float16's largest number; bfloat16 rounds it."""
+    state = tensors()
+    state["lm_head.weight"][0, 0] = 70_000
+    path = save(tmp_path, state)
+    with pytest.raises(ValueError, match=r'lm_head.* too large for .*float16.*"bfloat16"'):
+        load(path, torch.float16)
+    assert load(path, torch.bfloat16).lm_head.weight[0, 0] > 60_000
+
+
 def test_shards_are_read_through_their_index(tmp_path: Path) -> None:
     """Two shards hold what one file holds; a file the index does not name is not read."""
     state = tensors()

@@ -237,6 +237,16 @@ def _copy(name: str, tensor: Tensor, place: Tensor) -> None:
             " checkpoint"
         )
     place.copy_(tensor)  # converts the dtype and crosses to the device
+    if not _is_finite(place):
+        remedy = "download the checkpoint again"
+        if _is_finite(tensor):
+            remedy = f'it is too large for {place.dtype}: load with dtype="bfloat16" or "float32"'
+        raise ValueError(f"{name} holds numbers that are not finite; {remedy}")
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    low, high = tensor.aminmax()  # NaN wins in both
+    return bool(torch.isfinite(low) & torch.isfinite(high))
 
 
 def _refuse_missing(names: list[str], path: str | Path) -> None:
