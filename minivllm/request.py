@@ -55,7 +55,9 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     # Added to the logits of single tokens, by token id; -100 to 100. None: off.
     logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
-    # The same seed gives the same tokens in any batch. None: the engine chooses one.
+    # The random numbers depend on the seed and on the position of the token, never on the batch, so
+    # the same call gives the same tokens. In another batch the logits can differ by rounding, and
+    # a draw or a greedy tie can then fall the other way. None: the engine chooses a seed.
     seed: int | None = None
 
     # -- when the answer ends
