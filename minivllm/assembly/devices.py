@@ -10,7 +10,7 @@ import warnings
 import psutil
 import torch
 
-from minivllm.cpu.packed import cpu_has_bfloat16
+from minivllm.cpu.packed import cpu_has_bfloat16 as cpu_has_bfloat16
 from minivllm.kv_cache import CPU_MEMORY_CAP, CPU_MEMORY_SHARE, GPU_MEMORY_SHARE
 
 
