@@ -252,7 +252,7 @@ def test_two_threads_share_a_product() -> None:
         "codes = Codes(torch.arange(192)[:, None, None].repeat(1, 1, 32).byte(),"
         " torch.ones(192, 1, 2)); x = torch.rand(5, 32);"
         "expected = x.sum(1)[:, None] * (torch.arange(192) + 1);"
-        "print(torch.allclose(packed.PackedLinear(codes, None)(x), expected))"
+        "print(torch.allclose(packed.PackedLinear(codes, None, packed.Scratch())(x), expected))"
     )
     assert printed_by(code, omp=2, numba=2) == "2 True"
 

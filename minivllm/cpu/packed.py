@@ -35,21 +35,36 @@ def pack(model: CausalLM) -> CausalLM:
     if not has_kernels(embedding.weight):
         return model
     warm_up(embedding.weight.dtype)
+    scratch = Scratch()
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, Linear):
-                setattr(module, name, packed(child, child.bias) or child)
+                setattr(module, name, packed(child, child.bias, scratch) or child)
     if model.lm_head is None:
         # Called like the Linear of a model with a head of its own.
-        model.lm_head = packed(embedding, None)  # type: ignore[assignment]
+        model.lm_head = packed(embedding, None, scratch)  # type: ignore[assignment]
     return model
 
 
-def packed(part: Linear | Embedding, bias: Tensor | None) -> nn.Module | None:
+class Scratch:
+    """Memory that products use one after the other. New memory would cost more than the work:
+    the system clears it page by page."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0)
+
+    def take(self, size: int) -> Tensor:
+        """`[size]` float32 of any values, until the next call."""
+        if self._memory.shape[0] < size:
+            self._memory = torch.empty(size)
+        return self._memory[:size]
+
+
+def packed(part: Linear | Embedding, bias: Tensor | None, scratch: Scratch) -> nn.Module | None:
     """The product by the weight of `part` that is fastest here; None: the plain one."""
     if part.weight.dtype == torch.bfloat16:
         return Bfloat16Linear(part.weight, bias, part.codes) if cpu_has_bfloat16() else None
-    return None if part.codes is None else PackedLinear(part.codes, bias)
+    return None if part.codes is None else PackedLinear(part.codes, bias, scratch)
 
 
 def weight_bytes(model: CausalLM) -> int:
@@ -67,10 +82,11 @@ class PackedLinear(nn.Module):
     sums are taken in different orders.
     """
 
-    def __init__(self, codes: Codes, bias: Tensor | None) -> None:
+    def __init__(self, codes: Codes, bias: Tensor | None, scratch: Scratch) -> None:
         super().__init__()
         self.out_size = len(codes.codes)
         self.bias = bias
+        self.scratch = scratch
         self.codes = lay_out(codes.codes)
         self.scales = lay_out(codes.scales)
         self.arrays = (self.codes.numpy(), self.scales.numpy())
@@ -95,9 +111,10 @@ class PackedLinear(nn.Module):
     def unpacked(self) -> Tensor:
         """All weights, transposed: float32 `[in, out]`, with more columns of zeros behind it."""
         num_tiles, num_groups = self.codes.shape[:2]
-        weight = torch.empty(num_groups * GROUP, num_tiles * cpu_kernels.LANES)
+        shape = (num_groups * GROUP, num_tiles * cpu_kernels.LANES)
+        weight = self.scratch.take(shape[0] * shape[1]).view(shape)
         num_threads()
-        cpu_kernels.unpack(*self.arrays, weight.view(-1).numpy())
+        cpu_kernels.unpack(*self.arrays, weight.numpy())
         return weight
 
 
