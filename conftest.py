@@ -61,6 +61,8 @@ def pytest_configure(config: pytest.Config) -> None:
         from nbval.kernel import RunningKernel
 
         option.nbval_lax = True
+        # A notebook that cannot be read, one with conflict markers say, fails alone.
+        option.continue_on_collection_errors = True
         option.nbval_current_env = option.nbval_kernel_name is None
         if option.nbval_cell_timeout == NBVAL_CELL_LIMIT:
             option.nbval_cell_timeout = CELL_LIMIT
@@ -179,6 +181,10 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         for line in file_lines(file, words):
             terminalreporter.write_line(line)
     terminalreporter.write_line("")
+    if any(file.endswith(".ipynb") for file in files):
+        terminalreporter.write_line(
+            "The notebooks ran on copies of the package. The package itself:"
+        )
     terminalreporter.write_line(map_or_reason())
 
 

@@ -13,9 +13,24 @@ def load_ipython_extension(shell: Any) -> None:
     course = Course(shell)
     shell.register_magics(course)
     shell.events.register("pre_run_cell", course.import_changes)
+    shell.input_transformers_cleanup.append(drop_comments_above)
     shell.course = course
 
 
 def unload_ipython_extension(shell: Any) -> None:
     """Take the hook out again, or `%reload_ext` would leave two."""
     shell.events.unregister("pre_run_cell", shell.course.import_changes)
+    shell.input_transformers_cleanup.remove(drop_comments_above)
+
+
+def drop_comments_above(lines: list[str]) -> list[str]:
+    """The lines of a cell without comments above its %%build, which IPython wants first.
+
+    Editors put `#%%` there, and learners notes.
+    """
+    for index, line in enumerate(lines):
+        if line.startswith("%%build"):
+            return lines[index:]
+        if line.strip() and not line.startswith("#"):
+            break
+    return lines

@@ -93,23 +93,35 @@ def find_exercise(name: str) -> Exercise:
 def current(name: str) -> str:
     """The source of an exercise as the package has it now. Raises CourseError, with the way back,
     where the file cannot be read or has no such definition."""
-    path = module_path(name)
-    file = f"minivllm/{path.name}"
-    remedy = f"take the file back: git checkout {file} (that also takes out what you built in it)"
+    file, remedy = _way_back(name)
     try:
-        text = splice.take_all(read(path), name.split(".", 1)[1])
+        text = splice.take_all(module_text(name), name.split(".", 1)[1])
     except SyntaxError as error:
         raise CourseError(
             f"{file} does not compile, line {error.lineno}: {error.msg}.\n"
             f"It was edited outside a build cell. Repair that line, or {remedy}"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise CourseError(f"{file} cannot be read ({error}). You can {remedy}") from None
     if text is None:
         raise CourseError(
             f"{name} is gone from {file}; git diff shows the change. You can {remedy}"
         )
     return text
+
+
+def module_text(name: str) -> str:
+    """The text of the module that an exercise stands in. Raises CourseError, with the way back,
+    for a file that was deleted or saved in another encoding than UTF-8."""
+    file, remedy = _way_back(name)
+    try:
+        return read(module_path(name))
+    except (OSError, UnicodeDecodeError) as error:
+        raise CourseError(f"{file} cannot be read ({error}). You can {remedy}") from None
+
+
+def _way_back(name: str) -> tuple[str, str]:
+    file = f"minivllm/{module_path(name).name}"
+    remedy = f"take the file back: git checkout {file} (that also takes out what you built in it)"
+    return file, remedy
 
 
 def state(exercise: Exercise, book: Book) -> str:
@@ -118,10 +130,19 @@ def state(exercise: Exercise, book: Book) -> str:
     spans = splice.find(text, exercise.inner.rsplit(".", 1)[-1])
     if splice.is_hole(spans[-1].node):
         return "open"
-    # Our text is borrowed unless the learner wrote it: one-liners come out the same.
-    if text == exercise.reference and entry.get("mine") not in ("opened", digest(text)):
+    # Our code is borrowed unless the learner wrote it: one-liners come out the same. A formatter
+    # that an editor runs on save changes the text, and not whose it is.
+    marks = marks_of(text)
+    is_ours = splice.code_of(text) == splice.code_of(exercise.reference)
+    if is_ours and entry.get("mine") not in ("opened", *marks):
         return "borrowed"
-    return "passed" if entry.get("passed") == digest(text) else "yours"
+    return "passed" if entry.get("passed") in marks else "yours"
+
+
+def marks_of(text: str) -> tuple[str, str]:
+    """What the ledger may say of a text: the digest of its code, or, in ledgers of before
+    2026-12, of the text itself."""
+    return digest(splice.code_of(text)), digest(text)
 
 
 def states(notebook: str | None = None) -> dict[str, str]:
@@ -172,7 +193,7 @@ def lay(sources: Mapping[str, str], mine: bool) -> list[str]:
             if before[name] != source:
                 entry["history"].append({"text": before[name], "mine": entry["mine"]})
                 del entry["history"][:-HISTORY_LIMIT]
-            entry["mine"] = digest(source) if mine else None
+            entry["mine"] = marks_of(source)[0] if mine else None
     return [name for name, text in before.items() if text != sources[name]]
 
 

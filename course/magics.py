@@ -10,29 +10,36 @@ import ast
 import builtins
 import dis
 import functools
+import html
+import inspect
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Collection
 from types import CodeType
 from typing import Any
 
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
+from IPython.display import display
 
 from course import living, reload, splice, verdict
 from course.exercises import (
+    current,
     definition,
     exercises,
     find_exercise,
     lay,
     learner_exercises,
+    module_text,
     state,
     states,
     step_back,
 )
-from course.files import BuildError, CourseError, module_path, read
+from course.files import BuildError, CourseError, module_path
 from course.ledger import ledger
 from course.needs import lacking
 from course.progress import progress_map
+from course.signatures import first_line, signature_fault
 
 
 def shown(magic: Callable[..., None]) -> Callable[..., None]:
@@ -45,9 +52,24 @@ def shown(magic: Callable[..., None]) -> Callable[..., None]:
         except CourseError as error:
             if os.environ.get("MINIVLLM_COURSE_STRICT") == "1":
                 raise
-            print(error)
+            say(str(error))
 
     return run
+
+
+# The colours of a check's first character; the character says the same without them.
+COLOURS = {"✓": "#2e7d32", "✗": "#c62828"}
+
+
+def say(text: str) -> None:
+    """Print a message; a notebook's page shows ✓ lines in green and ✗ lines in red."""
+    if text[:1] not in COLOURS:
+        print(text)
+        return
+    first, _, rest = text.partition("\n")
+    colour = COLOURS[text[0]]
+    page = f'<pre><b style="color: {colour}">{html.escape(first)}</b>\n{html.escape(rest)}</pre>'
+    display({"text/plain": text, "text/html": page}, raw=True)
 
 
 @magics_class
@@ -90,10 +112,12 @@ class Course(Magics):
     def build(self, line: str, cell: str) -> None:
         """%%build NAME...: write the definitions of this cell into the package, and import it."""
         names = _names(line, "%%build")
-        if missing := lacking("".join(read(module_path(name)) for name in names)):
+        if missing := lacking("".join(module_text(name) for name in names)):
             print(f"Not built: this chapter {missing}.")
             return
         finished, holes = parse_cell(names, cell)
+        for name, source in finished.items():
+            _refuse_other_signature(name, source)
         if finished:
             self._write(finished)
         for name in finished:
@@ -116,7 +140,8 @@ class Course(Magics):
     def check(self, line: str) -> None:
         """%check NAME...: run its tests on the code in the package."""
         for name in _names(line, "%check"):
-            print(verdict.check(name))
+            self._say_if_not_built(name)
+            say(verdict.check(name))
 
     @line_magic
     @shown
@@ -140,11 +165,13 @@ class Course(Magics):
     def undo(self, line: str) -> None:
         """%undo NAME: the version before the last change."""
         for name in _names(line, "%undo"):
+            before = current(name)
             left = step_back(name)
             if left is None:
                 raise CourseError(f"Nothing to undo: {name} has no earlier version.")
             self._import({name})
-            print(f"{name}: {_whose(name)} is back ({left} more to undo).")
+            is_back = "is back" if current(name) != before else "was there already"
+            print(f"{name}: {_whose(name)} {is_back} ({left} more to undo).")
             self._say_who_is_behind([name])
 
     @line_magic
@@ -173,6 +200,18 @@ class Course(Magics):
         if len(inner) == 1 and getattr(own, "__module__", None) == "__main__":
             self.shell.user_ns[inner[0]] = getattr(sys.modules[f"minivllm.{module}"], inner[0])
             print(f"  Note: `{inner[0]}` was this notebook's own; now it is the one built here.")
+
+    def _say_if_not_built(self, name: str) -> None:
+        """A cell without %%build defines a function for the notebook alone, which no check sees."""
+        last = name.rsplit(".", 1)[-1]
+        own = getattr(self.shell.user_ns.get(last), "__code__", None)
+        if own is None or getattr(self.shell.user_ns[last], "__module__", "") != "__main__":
+            return
+        if splice.code_of(_source_of_cell(own)) != splice.code_of(current(name)):
+            print(
+                f"  Note: a cell without %%build defines another `{last}`. What is checked is the"
+                f" version in the package: put %%build {name} above yours and run that cell."
+            )
 
     def _import(self, names: Collection[str]) -> None:
         self._run_again({"minivllm." + name.split(".", 1)[0] for name in names})
@@ -241,6 +280,16 @@ def _refuse_twice(name: str, spans: list[splice.Span]) -> None:
         )
 
 
+def _refuse_other_signature(name: str, source: str) -> None:
+    reference = exercises()[name].reference
+    if fault := signature_fault(source, reference):
+        lines = first_line(reference).replace("\n", "\n    ")
+        raise BuildError(
+            f"Not written: the engine could not call this {name.rsplit('.', 1)[-1]}: {fault}.\n"
+            f"Its first lines must stay:\n    {lines}"
+        )
+
+
 def _refuse_extra_lines(names: list[str], cell: str, used: set[int]) -> None:
     classes = {part for name in names for part in name.split(".")[1:-1]}
     for node in ast.parse(cell).body:
@@ -284,6 +333,14 @@ def _whose(name: str) -> str:
     with ledger() as book:
         word = state(exercises()[name], book)
     return {"borrowed": "our version", "open": "a hole"}.get(word, "your earlier version")
+
+
+def _source_of_cell(code: CodeType) -> str:
+    """The definition that a cell made; "" if its text is gone."""
+    try:
+        return textwrap.dedent(inspect.getsource(code))
+    except (OSError, TypeError):
+        return ""
 
 
 def _words(error: BaseException) -> str:

@@ -22,14 +22,18 @@ def chapter_line(notebook: str, states: dict[str, str]) -> str:
 
 
 def progress_map(states: dict[str, str]) -> str:
-    """All chapters with the names of their exercises, and how many are still borrowed."""
+    """One line for each chapter; the names of its exercises where it has been begun and not
+    finished; and how many are still borrowed."""
     if not states:
         return "There are no exercises yet."
-    lines, known = [], exercises()
+    lines = []
+    known = exercises()
     for notebook in dict.fromkeys(known[name].notebook for name in states):
         lines.append(chapter_line(notebook, states))
         names = [name for name in states if known[name].notebook == notebook]
-        lines += [f"    {SIGNS[states[n]]} {n.split('.', 1)[1]}" for n in names]
+        words = {states[name] for name in names}
+        if words not in ({"borrowed"}, {"passed"}):
+            lines += [f"    {SIGNS[states[n]]} {n.split('.', 1)[1]}" for n in names]
     words = list(states.values())
     num_yours = sum(word in MINE for word in words)
     lines.append(

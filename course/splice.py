@@ -81,6 +81,22 @@ def take_all(text: str, name: str) -> str | None:
     return "\n".join(take(text, span) for span in spans) if spans else None
 
 
+@lru_cache(maxsize=500)
+def code_of(source: str) -> str:
+    """What a definition does, in one form: formatters, comments and its docstring change nothing.
+
+    The text itself where it does not compile.
+    """
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return source
+    for node in ast.walk(tree):
+        if isinstance(node, _Definition) and _docstring(node) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+    return ast.unparse(tree)
+
+
 def put(text: str, name: str, source: str) -> str:
     """`text` with the definitions of `name` replaced by those in `source`; all else untouched.
 

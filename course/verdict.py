@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from course import sandbox, splice
 from course.check import TEST_LIMIT, Event, run_tests
-from course.exercises import Exercise, current, find_exercise, state, states
-from course.files import CheckFailed, CourseError, OpenExercise, module_path, read, root
-from course.ledger import digest, entry_of, ledger
+from course.exercises import Exercise, current, find_exercise, marks_of, module_text, state, states
+from course.files import CheckFailed, CourseError, OpenExercise, root
+from course.ledger import entry_of, ledger
 from course.needs import lacking
 from course.progress import chapter_line
+from course.signatures import first_line, signature_fault
 
 # What Python and Triton's interpreter say of a mistake, and what it means.
 MEANINGS = {
@@ -56,10 +58,11 @@ def check(name: str) -> str:
     right yet, each with the text to show. What this machine cannot run at all fails nothing.
     """
     exercise = find_exercise(name)
-    if missing := lacking(read(module_path(exercise.name))):
+    if missing := lacking(module_text(exercise.name)):
         return f"– {exercise.inner.rsplit('.', 1)[-1]}: not checked. It {missing}."
     refuse_if_not_yours(exercise)
     text, place = current(exercise.name), root()
+    refuse_other_signature(exercise, text)
     try:
         events = run_tests(exercise.name, place)
         ok, message = verdict(exercise.name, events, place)
@@ -68,8 +71,19 @@ def check(name: str) -> str:
     except KeyboardInterrupt:
         raise CourseError(f"Stopped {exercise.name}: nothing was recorded.") from None
     with ledger() as book:
-        entry_of(book, exercise.name).update(mine=digest(text), passed=digest(text))
-    return f"{message}\n{chapter_line(exercise.notebook, states(exercise.notebook))}"
+        mark, _ = marks_of(text)
+        entry_of(book, exercise.name).update(mine=mark, passed=mark)
+    known = states(exercise.notebook)
+    return "\n".join([message, chapter_line(exercise.notebook, known), *_next_step(known)])
+
+
+def _next_step(states: Mapping[str, str]) -> list[str]:
+    """What comes after a check that passed: the chapter's first exercise that has not."""
+    left = [name for name, word in states.items() if word != "passed"]
+    if not left:
+        return ["All exercises of this chapter have passed."]
+    number = list(states).index(left[0]) + 1
+    return [f"Next: exercise {number}, {left[0].split('.', 1)[1]}"]
 
 
 def refuse_if_not_yours(exercise: Exercise) -> None:
@@ -86,6 +100,15 @@ def refuse_if_not_yours(exercise: Exercise) -> None:
             f"Open: {exercise.name} is still borrowed, so there is nothing of yours to check.\n"
             "Write the body in the build cell above, run that cell, then this one."
         )
+
+
+def refuse_other_signature(exercise: Exercise, text: str) -> None:
+    """Raise CheckFailed for an answer that the engine could not call; build cells refuse it, but
+    an editor does not."""
+    if fault := signature_fault(text, exercise.reference):
+        short = exercise.inner.rsplit(".", 1)[-1]
+        lines = first_line(exercise.reference).replace("\n", "\n    ")
+        raise CheckFailed(f"✗ {short}: {fault}.\nIts first lines must stay:\n    {lines}")
 
 
 def verdict(name: str, events: list[Event], root: Path) -> tuple[bool, str]:

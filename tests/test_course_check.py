@@ -72,7 +72,8 @@ def test_a_hole_and_a_borrowed_function_fail_their_check(number):
 def test_other_right_answers_pass(body):
     """Another formula, an import, a loop, recursion, a helper inside."""
     assert checked(BLOCKS_FOR, blocks_for(body)) == (
-        "✓ blocks_for: 3 of 3 tests pass. It is yours.\n01 blocks  ■□□  1 of 3 yours"
+        "✓ blocks_for: 3 of 3 tests pass. It is yours.\n01 blocks  ■□□  1 of 3 yours\n"
+        "Next: exercise 2, BlockPool.allocate"
     )
     assert ex.states()[BLOCKS_FOR] == "passed"
 

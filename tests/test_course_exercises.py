@@ -86,6 +86,26 @@ def test_the_same_text_as_ours_counts_if_the_learner_wrote_it():
     assert state_of(BLOCKS_FOR) == "yours"
 
 
+def test_a_formatter_does_not_turn_our_code_into_the_learners():
+    """Nor comments, nor a docstring: a check would pass with nothing done."""
+    path = files.module_path(BLOCKS_FOR)
+    text = module_text().replace("-(-num_tokens // block_size)", "(-(-num_tokens//block_size))")
+    files.write(path, text.replace("    return (-", "    # rounding up\n    return (-"))
+    assert ex.current(BLOCKS_FOR) != ex.find_exercise(BLOCKS_FOR).reference
+    assert state_of(BLOCKS_FOR) == "borrowed"
+
+
+def test_a_formatter_does_not_undo_a_passed_check():
+    """The mark belongs to the code."""
+    ex.lay({BLOCKS_FOR: MINE}, mine=True)
+    with ledger() as book:
+        book[BLOCKS_FOR]["passed"] = ex.marks_of(MINE)[0]
+    text = module_text()
+    assert MINE in text
+    files.write(files.module_path(BLOCKS_FOR), text.replace(MINE, MINE + "  # mine"))
+    assert state_of(BLOCKS_FOR) == "passed"
+
+
 def test_our_text_typed_in_an_editor_counts_after_open():
     """The first move of those who work in an editor."""
     before = module_text()

@@ -178,7 +178,7 @@ def test_an_import_that_fails_is_rolled_back(kernel):
     """File, ledger and running code are as before."""
     kernel.run(MINE)
     before = module_text()
-    text = kernel.run(MINE.replace("block_size=16", "block_size=undefined"))
+    text = kernel.run(MINE.replace("def blocks_for", "@undefined\ndef blocks_for"))
     assert text == (
         "Not written: the module cannot be imported with it: "
         "NameError: name 'undefined' is not defined"
@@ -188,6 +188,71 @@ def test_an_import_that_fails_is_rolled_back(kernel):
     assert ex.states()[BLOCKS_FOR] == "yours"
     assert "minivllm.block_manager" in sys.modules
     assert kernel.run("%undo blocks_for").endswith("our version is back (0 more to undo).")
+
+
+@pytest.mark.parametrize(
+    ("first_line", "words"),
+    [
+        ("def blocks_for(n, block_size=16):", "its parameter 1 is `n`, and must be `num_tokens`"),
+        ("def blocks_for(num_tokens):", "its parameter `block_size` is missing"),
+        ("def blocks_for(num_tokens, block_size):", "`block_size` must have the default 16"),
+        ("async def blocks_for(num_tokens, block_size=16):", "not `async def`"),
+        ("def blocks_for(num_tokens, block_size=16, *, more):", "`more` is one too many"),
+        ("@staticmethod\ndef blocks_for(num_tokens, block_size=16):", "`@staticmethod` above"),
+    ],
+)
+def test_another_signature_is_refused_at_the_build_with_the_right_one(kernel, first_line, words):
+    """Its callers would fail, and a check would blame the body."""
+    before = module_text()
+    text = kernel.run(f"%%build {BLOCKS_FOR}\n{first_line}\n    return 1")
+    assert words in text and "    def blocks_for(num_tokens, block_size=16):" in text
+    assert module_text() == before
+
+
+@pytest.mark.parametrize(
+    "first_line",
+    [
+        "def blocks_for(num_tokens: int, block_size: int = 16) -> int:",
+        "def blocks_for(num_tokens, block_size=16, verbose=False):",
+        "def blocks_for(num_tokens, block_size=16, *more, **others):",
+    ],
+)
+def test_annotations_and_optional_parameters_are_the_learners_business(kernel, first_line):
+    """Callers do not notice."""
+    text = kernel.run(f"%%build {BLOCKS_FOR}\n{first_line}\n    return 1")
+    assert text.startswith("Built block_manager.blocks_for")
+
+
+def test_a_comment_above_the_magic_is_no_obstacle(kernel):
+    """IPython wants %%build in the first line; editors write `#%%` above it."""
+    text = kernel.run("#%%\n# my second try\n\n" + MINE)
+    assert text.startswith("Built block_manager.blocks_for")
+
+
+def test_a_check_notes_an_answer_in_a_cell_without_build(kernel):
+    """Its ✓ is for the version in the package."""
+    kernel.run(MINE)
+    own = MINE.split("\n", 1)[1]
+    kernel.run(own)
+    assert "Note" not in kernel.run("%check blocks_for")
+    kernel.run(own.replace("+ 15", "+ 99"))
+    text = kernel.run("%check blocks_for")
+    assert "a cell without %%build defines another `blocks_for`" in text
+    assert "✓ blocks_for" in text
+
+
+@pytest.mark.parametrize("damage", ["deleted", "Latin-1"])
+def test_a_module_that_cannot_be_read_is_told_with_its_remedy(kernel, damage):
+    """No traceback, whatever the magic."""
+    path = files.module_path(BLOCKS_FOR)
+    if damage == "deleted":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes() + "# café\n".encode("latin-1"))
+    for line in ("%check blocks_for", "%restore blocks_for", "%progress", MINE):
+        text = kernel.run(line)
+        assert "block_manager.py cannot be read" in text, line
+        assert "git checkout minivllm/block_manager.py" in text
 
 
 def test_a_name_that_the_module_lacks_is_noted(kernel):
@@ -380,7 +445,8 @@ def test_a_failure_is_shown_and_the_notebook_goes_on(kernel):
     assert kernel.run("%check blocks_for").startswith("✗ blocks_for: ")
     kernel.run(MINE)
     assert kernel.run("%check blocks_for") == (
-        "✓ blocks_for: 3 of 3 tests pass. It is yours.\n01 blocks  ■□□  1 of 3 yours"
+        "✓ blocks_for: 3 of 3 tests pass. It is yours.\n01 blocks  ■□□  1 of 3 yours\n"
+        "Next: exercise 2, BlockPool.allocate"
     )
 
 
@@ -419,6 +485,15 @@ def test_restore_and_undo_are_each_others_way_back(kernel):
     assert kernel.run("%undo blocks_for") == (
         f"Nothing to undo: {BLOCKS_FOR} has no earlier version."
     )
+
+
+def test_undo_says_if_its_version_was_there_already(kernel):
+    """After git checkout, say."""
+    before = module_text()
+    kernel.run(MINE)
+    files.write(files.module_path(BLOCKS_FOR), before)
+    text = kernel.run("%undo blocks_for")
+    assert text.endswith("our version was there already (0 more to undo).")
 
 
 def test_restore_all_gives_the_package_back(kernel):
@@ -495,7 +570,12 @@ def run_in_jupyter(tree, cells, strict=False):  # noqa: F811
     client = NotebookClient(nb, timeout=120, kernel_name="python3")
     client.execute(env=env, cwd=str(tree))
     outputs = [cell.outputs for cell in nb.cells[2:]]
-    return ["".join(out.get("text", "") for out in cell).strip() for cell in outputs]
+    return ["".join(map(text_of, cell)).strip() for cell in outputs]
+
+
+def text_of(output):
+    """What an output says without colours."""
+    return output.get("text", "") or output.get("data", {}).get("text/plain", "")
 
 
 def test_jupyter_runs_all_cells_and_a_new_kernel_knows_what_was_built(tree):  # noqa: F811

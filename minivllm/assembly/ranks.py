@@ -18,7 +18,8 @@ from minivllm.assembly.devices import choose_device
 from minivllm.checkpoint.weights import read_config
 from minivllm.config import EngineConfig, known, replace
 from minivllm.distributed.process_group import ProcessGroup
-from minivllm.distributed.workers import Team, started_by_torchrun, torchrun_group
+from minivllm.distributed.workers import Team as Team
+from minivllm.distributed.workers import started_by_torchrun, torchrun_group
 from minivllm.tensor_parallel import require_fit
 
 WORKER = "minivllm.assembly.worker"  # the module that a worker process runs
