@@ -23,6 +23,12 @@ TOTAL_LIMIT = 300  # seconds for all of them, imports included
 
 TOOLS = Path(__file__).resolve().parents[1]  # where `import course` finds this
 
+# Its paths come as arguments: PYTHONPATH could not hold one with a ":" in it.
+START = (
+    "import sys; folder, *sys.path[:0] = sys.argv[1:];"
+    " from course import check_process; check_process.main(folder)"
+)
+
 Event = dict[str, Any]
 
 
@@ -44,7 +50,7 @@ def run_tests(name: str, root: Path, limit: float | None = None) -> list[Event]:
         (folder / "job.json").write_text(json.dumps(job), "utf-8")
         with open(folder / "output", "wb") as output:  # not a pipe: grandchildren would hold it
             process = subprocess.Popen(
-                [sys.executable, "-m", "course.check_process", str(folder)],
+                [sys.executable, "-c", START, str(folder), str(root), str(TOOLS)],
                 cwd=root,
                 env=_environment(root, folder),
                 stdin=subprocess.DEVNULL,

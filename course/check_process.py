@@ -1,7 +1,7 @@
 """What runs inside the process of a check: limits, then pytest with the plugin below.
 
-Started by `check` as `python -m course.check_process FOLDER`. FOLDER/job.json says what to run;
-the report goes to FOLDER/report, the stack of a test that does not end to FOLDER/stacks.
+`check` starts it with a folder. job.json there says what to run; the report goes to the file
+`report`, the stack of a test that does not end to `stacks`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ MAX_MEMORY = 4 << 30  # bytes of own memory: a list that grows must not make the
 MAX_PRINTED = 300  # characters shown of what the learner's code printed
 
 
-def main(folder: Path) -> None:
-    """Run the job; never returns."""
+def main(name: str) -> None:
+    """Run the job in the folder of this name; never returns."""
+    folder = Path(name)
     job = json.loads((folder / "job.json").read_text("utf-8"))
     _limit()
     options = ["-q", "--noconftest", "-c", os.devnull, "--rootdir", job["root"], "--tb=no"]
@@ -123,7 +124,3 @@ class Reporter:
         if sys.stdout:
             sys.stdout.flush()
         os._exit(0)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -249,6 +250,14 @@ def test_the_package_under_test_is_the_learners(tree, tmp_path):  # noqa: F811
     done = next(event for event in events if event["event"] == "done")
     assert done["package"] == str(tree / "minivllm" / "block_manager.py")
     assert not done["torch"]
+
+
+def test_a_path_may_hold_brackets_and_colons(tree, tmp_path):  # noqa: F811
+    """pytest reads "::" and "[" as parts of a test's name, and PYTHONPATH ends at ":"."""
+    folder = tmp_path / "work [x]::y"
+    shutil.copytree(tree, folder)
+    ok, message = verdict.verdict(BLOCKS_FOR, check.run_tests(BLOCKS_FOR, folder), folder)
+    assert ok, message
 
 
 def test_another_package_is_refused(tree):  # noqa: F811

@@ -54,7 +54,8 @@ def test_a_clean_checkout_passes_and_stays_clean(executed):
     assert exercises_of(text, SOLUTION) == {
         "passed": "boxes.boxes_for, boxes.Shelf.take, boxes.Shelf.give"
     }
-    assert text.index("01 boxes  □□□  0 of 3 yours") > text.index(SOLUTION)
+    last = text[text.index(SOLUTION) :]
+    assert "copies of the package. The package itself:\n01 boxes  □□□  0 of 3 yours" in last
     assert git(executed, "status", "--porcelain") == ""
 
 
@@ -68,6 +69,14 @@ def test_a_blank_notebook_fails_with_exactly_its_exercises(executed):
     assert "Open: boxes.boxes_for is still borrowed" in text
     assert "Traceback" not in text and "Notebook cell execution failed" not in text
     assert git(executed, "status", "--porcelain") == ""
+
+
+def test_a_notebook_with_conflict_markers_fails_alone(toy):
+    """After a merge; the tests and the solutions run all the same."""
+    notebook = toy / NOTEBOOK
+    notebook.write_text("<<<<<<< HEAD\n" + notebook.read_text("utf-8"), "utf-8")
+    text = nbval(toy, "tests", "solutions", "notebooks", code=1)
+    assert "11 passed, 1 error" in text and NOTEBOOK in text
 
 
 def test_a_worked_notebook_is_checked_on_its_own_answers(toy):
