@@ -15,8 +15,8 @@ from course import files
 Arguments = argparse.Namespace
 
 ABOUT = """\
-The course from a terminal. What you build goes into minivllm/ itself, so `git diff` shows your
-engine against ours, and scripts and tests run on it.
+The course from a terminal. What you build goes into minivllm/ itself, so `git diff minivllm` shows
+your engine against ours, and scripts and tests run on it.
 """
 
 

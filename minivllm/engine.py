@@ -240,9 +240,9 @@ class Engine:
     def step(self) -> list[Request]:
         """Launch one step and read it; return the requests that ended with it.
 
-        Also reads if there was nothing to launch: requests may have failed. After an error, or
-        Ctrl-C, the requests stand where they stood before (`_rolled_back_on_error`, a context
-        manager). Raises RuntimeError if requests wait and nothing can be done for any of them.
+        Also reads if there was nothing to launch: requests may have failed. After an error the
+        requests are back where they were before (`_rolled_back_on_error`, a context manager).
+        Raises RuntimeError if requests wait and nothing can be done for any of them.
 
         Example: a prompt of 5 tokens with `max_tokens=2` needs two calls: [], then [request].
         """

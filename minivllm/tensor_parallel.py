@@ -163,7 +163,7 @@ def part_of(name: str, config: ModelConfig, rank: int, size: int) -> Part | None
     module, kind = name.split(".")[-2:]
     entries = entries_of(module, config, rank, size)
     is_row_parallel = module in ROW_PARALLEL
-    # Such a bias belongs to the sum, not to anybody's part of it.
+    # Such a bias belongs to the sum, not to any rank's part of it.
     if entries is None or (is_row_parallel and kind == "bias"):
         return None
     mine, whole = entries

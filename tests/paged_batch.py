@@ -11,7 +11,7 @@ from torch import Tensor
 
 from minivllm.ops import AttentionMetadata
 
-# What lies in slots that nobody has written: whoever reads one is far off.
+# What unwritten slots hold: a result that read one is far off.
 GARBAGE = 1e4
 
 
@@ -53,7 +53,7 @@ class PagedBatch:
         needed = [-(-length // block_size) for length in lens]
         num_blocks = sum(needed) + 3
         order = torch.randperm(num_blocks, generator=make, device=device).int()
-        # Entries behind the needed ones are valid ids of somebody else's blocks.
+        # Entries behind the needed ones are valid ids of other requests' blocks.
         self.table = torch.randint(
             num_blocks, (len(lens), width), generator=make, device=device, dtype=torch.int32
         )

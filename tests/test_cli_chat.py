@@ -188,7 +188,7 @@ def test_ctrl_c_while_writing_keeps_the_piece_that_was_written():
 
 
 def test_ctrl_c_in_a_pipe_ends_the_whole():
-    """Whoever stops a script means all of it."""
+    """Stopping a script means all of it."""
     with pytest.raises(KeyboardInterrupt):
         talk(FakeLLM(["One", KeyboardInterrupt]), "Count", "Go on", is_interactive=False)
 

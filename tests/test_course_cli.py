@@ -73,7 +73,11 @@ def test_learners_commands_import_nothing_of_the_authors():
 def test_check_says_open_wrong_and_right(toy):
     """Exit code 0 only for what is right."""
     assert "still borrowed" in course(toy, "check", "boxes_for", code=1)
-    write_answer(toy, "boxes.boxes_for", "def boxes_for(num_things, box_size):\n    return num_things // box_size")
+    write_answer(
+        toy,
+        "boxes.boxes_for",
+        "def boxes_for(num_things, box_size):\n    return num_things // box_size",
+    )
     assert "do you round down?" in course(toy, "check", "boxes_for", code=1)
     write_answer(toy, "boxes.boxes_for", ANSWERS["boxes.boxes_for"])
     assert "✓ boxes_for" in course(toy, "check", "boxes_for")

@@ -1,4 +1,4 @@
-"""Graphs: the buckets, padding that harms nobody, replay that equals the step itself."""
+"""Graphs: the buckets, padding that harms no request, replay that equals the step itself."""
 
 import sys
 from pathlib import Path
@@ -103,7 +103,7 @@ def decode_plan(row_ids, starts):
 
 @pytest.mark.exercise("cuda_graphs.fill")
 def test_a_filled_plan_ends_in_padding():
-    """Real rows first, then the row that is nobody's, at position 0."""
+    """Real rows first, then the padding row, at position 0."""
     static = padding_plan([1] * 4, 9, 64, CPU)
     fill(static, decode_plan([5, 3], [17, 4]), 9)
     rows, starts = static.row_ids.tolist(), static.starts.tolist()
@@ -146,7 +146,7 @@ def test_a_full_bucket_has_no_padding():
     fill(static, plan, 9)
     assert static.row_ids.tolist() == [4, 0], "two rows fill a bucket of two: is the last one kept?"
     assert static.starts.tolist() == [6, 1], "two starts fill a bucket of two"
-    assert plan.row_ids.tolist() == [4, 0], "the plan is somebody else's: do you write into it?"
+    assert plan.row_ids.tolist() == [4, 0], "the plan belongs to the caller: do you write into it?"
 
 
 def test_padding_is_a_decode_step():
@@ -475,7 +475,7 @@ def test_what_was_not_captured_runs_without_a_graph():
 @pytest.mark.exercise("cuda_graphs.GraphedFunction.__call__")
 @needs_inference_mode
 def test_every_bucket_is_replayed_and_harms_nobody():
-    """Also where the step writes; the row of the padding is nobody's."""
+    """Also where the step writes; the row of the padding belongs to no request."""
     rows = torch.zeros(6)
     graphs = StepGraphs(5, 64, CPU)
     step = graphs.wrap(add_one(rows))

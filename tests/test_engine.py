@@ -87,7 +87,8 @@ def test_a_step_is_launched_and_nobody_waits_for_it():
     add(engine, [1, 2], [3])
     was_launched = engine.launch()
     assert events == [("launch", 0)], (
-        "launching must not wait for the device: whoever wants the tokens calls `read`. Do you wait"
+        "launching must not wait for the device: the caller that wants the tokens calls `read`."
+        " Do you wait"
         " for the step, or launch it twice?"
     )
     assert was_launched is True, "there was a step: do you say so?"
@@ -95,7 +96,7 @@ def test_a_step_is_launched_and_nobody_waits_for_it():
         "one step of 3 tokens is on its way: is it in `flights`?"
     )
     assert engine.flights[0].pending is not None, (
-        "without the runner's answer nobody can wait for the step: do you keep it in `pending`?"
+        "without the runner's answer the step cannot be waited for: do you keep it in `pending`?"
     )
     assert engine.num_computed_tokens == 3, "prompts of 2 and 1 tokens: are their tokens counted?"
 
@@ -115,7 +116,7 @@ def test_a_step_is_noted_before_it_is_launched():
 
 @pytest.mark.exercise("engine.Engine.launch")
 def test_a_step_that_can_never_do_anything_is_an_error():
-    """Requests wait, nothing is in flight, no chunk comes out: an endless loop, if nobody says."""
+    """Requests wait, nothing is in flight, no chunk comes out: an endless loop without an error."""
     engine = make_engine()
     add(engine, [1, 2])
     engine.scheduler.max_num_batched_tokens = 0
@@ -135,7 +136,7 @@ def test_while_a_step_is_in_flight_having_nothing_to_launch_is_no_error():
 
 @pytest.mark.exercise("engine.Engine.launch")
 def test_the_preempted_give_their_rows_back():
-    """A row belongs to somebody who runs."""
+    """A row belongs to a running request."""
     engine = make_engine(num_blocks=8, block_size=4, max_num_seqs=3, watermark=0, caching=False)
     add(engine, [1, 2, 3, 4, 5, 6, 7], [2] * 7, [3] * 7, max_tokens=16)
     preempted = []
@@ -161,7 +162,7 @@ def test_who_can_never_fit_is_kept_for_the_next_read():
 
 @pytest.mark.exercise("engine.Engine.launch")
 def test_nothing_is_published_at_launch():
-    """A block is somebody's prefix when its step has been read."""
+    """A block becomes a prefix once its step has been read."""
     engine = make_engine(block_size=2)
     (request,) = add(engine, [1, 2, 3, 4])
     engine.launch()
@@ -181,7 +182,7 @@ def test_the_tokens_of_a_step_reach_their_request():
     engine.launch()
     ended = engine.read()
     assert request.output_token_ids == expected_answer([1, 2], 1), (
-        "one step, one token: do you hand the tokens to `scheduler.update`, and to nobody else?"
+        "one step, one token: do you hand the tokens to `scheduler.update`, and to nothing else?"
     )
     assert ended == [], "it has one more token to come: has it ended?"
     assert len(request.metrics.token_times) == 1, (
@@ -271,7 +272,7 @@ def test_failed_requests_are_reported_once():
     engine = make_engine(num_blocks=4, block_size=4, caching=False)
     (large,) = add(engine, [3] * 20)
     engine.launch()
-    assert engine.read() == [large], "it failed, and nobody else will say so: is it returned?"
+    assert engine.read() == [large], "it failed, and nothing else reports it: is it returned?"
     assert engine.read() == [], "it has been reported: is `failed` empty afterwards?"
 
 
@@ -324,7 +325,7 @@ def test_a_step_in_which_somebody_failed_reports_it():
     engine = make_engine(num_blocks=4, block_size=4, caching=False)
     (large,) = add(engine, [3] * 20)
     assert engine.step() == [large], (
-        "it failed, and no step was launched for anybody: do you read all the same?"
+        "it failed, and no step was launched: do you read all the same?"
     )
 
 
@@ -363,7 +364,7 @@ def test_a_step_that_breaks_off_is_rolled_back(place):
 
 @pytest.mark.exercise("engine.Engine.run")
 def test_requests_are_yielded_as_they_end():
-    """Whoever has got an answer need not wait for the slowest."""
+    """A finished answer does not wait for the slowest."""
     engine = make_engine()
     short, long = add(engine, [1, 2], [3, 4, 5], max_tokens=1)
     long.max_num_tokens = 9
@@ -397,7 +398,7 @@ def test_the_next_step_is_launched_before_the_last_one_is_read():
         "the device must not wait for the host: is step 1 launched before step 0 is read?"
     )
     assert ended == [[], [], []], (
-        "three calls have read two of three tokens, and nobody has ended: do they return []?"
+        "three calls have read two of three tokens, and no request has ended: do they return []?"
     )
     ended = engine.step_overlapped()
     assert events[3:] == [("launch", 2), ("wait", 1), ("wait", 2)], (
@@ -490,7 +491,8 @@ def test_abort_in_flight_frees_after_the_flight():
     assert engine.has_unfinished_requests, "there is a step left to read"
     assert at_most(9, engine.run_overlapped()) == [], "it was aborted: is it reported as ended?"
     assert engine.memory.pool.num_free == engine.memory.pool.num_blocks, (
-        "nobody waits or runs, and a step is still in flight: does the loop end without reading it?"
+        "no request waits or runs, and a step is still in flight: does the loop end without"
+        " reading it?"
     )
 
 
@@ -514,13 +516,15 @@ def test_a_preempted_requests_unread_token_is_collected_before_it_is_computed_ag
     for _ in range(200):
         if engine.has_unfinished_requests:
             engine.step_overlapped()
-    assert 1 in was_tested, "nobody was preempted in flight: is a step launched before the last?"
+    assert 1 in was_tested, (
+        "no request was preempted in flight: is a step launched before the last?"
+    )
     expected = [expected_answer(r.token_ids[: r.num_prompt_tokens], 16) for r in requests]
     assert [request.output_token_ids for request in requests] == expected
 
 
 def test_blocks_are_published_only_once_their_ids_have_arrived():
-    """A block whose tokens are computed but not read is nobody's prefix."""
+    """A block whose tokens are computed but not read is not a prefix yet."""
     engine = make_engine(block_size=2)
     (request,) = add(engine, [1, 2, 3, 4], max_tokens=5)
     engine.step_overlapped()
@@ -630,8 +634,8 @@ def test_every_part_gets_the_settings_that_are_used(tmp_path):
     """Not those that came in, in which None stands for "whatever suits"."""
     engine = build(tmp_path)
     assert engine.config.max_model_len == 128, (
-        "the checkpoint allows 128 tokens, and nobody asked for fewer: is the config that you keep"
-        " the one that `load_parts` has filled in?"
+        "the checkpoint allows 128 tokens, and the settings ask for no fewer: is the config that"
+        " you keep the one that `load_parts` has filled in?"
     )
     scheduler = engine.scheduler
     sizes = {"seqs": scheduler.max_num_seqs, "tokens": scheduler.max_num_batched_tokens}
@@ -644,7 +648,7 @@ def test_every_part_gets_the_settings_that_are_used(tmp_path):
 
 @pytest.mark.exercise("engine.build_engine")
 def test_the_memory_is_as_large_as_was_found_out(tmp_path):
-    """Nobody said how many blocks: two requests of 128 tokens can use 16."""
+    """The number of blocks is not set: two requests of 128 tokens can use 16."""
     model = str(make_checkpoint(tmp_path))
     config = EngineConfig(model=model, **SETTINGS | {"num_kv_blocks": None})
     num_blocks = build_engine(config, progress=False).memory.pool.num_blocks
@@ -668,7 +672,7 @@ def test_an_answer_ends_where_the_checkpoint_says(tmp_path):
 @pytest.mark.exercise("engine.build_engine")
 def test_a_trace_only_if_it_is_asked_for(tmp_path):
     """Without one, the engine pays nothing for it."""
-    assert build(tmp_path).trace is None, "nobody asked for a trace: is there one?"
+    assert build(tmp_path).trace is None, "no trace was asked for: is there one?"
     trace = build(tmp_path, trace=True).trace
     assert trace is not None, "trace=True: is there a Trace?"
     sizes = {"blocks": trace.num_blocks, "tokens a block": trace.block_size}

@@ -109,7 +109,7 @@ def test_rows_of_earlier_requests_are_left_alone() -> None:
 
 
 def test_what_was_not_written_changes_no_bit() -> None:
-    """Slots past a request's length, and blocks of nobody, may hold any finite number."""
+    """Slots past a request's length, and blocks without an owner, may hold any finite number."""
     batch = PagedBatch([5, 70, 16], 1, 64)
     q = batch.queries(25, 2)
     before = run(batch, q, [5, 4, 16], 0.125)

@@ -123,7 +123,7 @@ def test_a_bad_prompt_in_a_list_fails_alone(llm, prompt, words):
 
 
 def test_a_bad_prompt_alone_raises(llm):
-    """Nobody else waits for an answer, so an exception loses nothing."""
+    """No other answer is waited for, so an exception loses nothing."""
     with pytest.raises(ValueError, match="the prompt is empty"):
         generate(llm, "")
     with pytest.raises(ValueError, match="128 tokens"):
@@ -520,7 +520,7 @@ def test_the_pieces_of_a_stream_are_the_text(checkpoint, overlap):
 
 
 def test_two_streams_and_a_request_go_on_together(checkpoint):
-    """Asking one for a piece lets the others go on, and nobody's output is lost."""
+    """Asking one for a piece lets the others go on, and no output is lost."""
     with make_llm(checkpoint) as llm:
         expected = [o.outputs[0].text for o in generate(llm, ["abc", "xyz", "uvw"])]
         first, second = llm.stream("abc", GREEDY), llm.stream("xyz", GREEDY)
@@ -701,7 +701,7 @@ def test_logprobs_end_with_the_stop_string(checkpoint):
 
 
 def test_token_ids_that_the_model_does_not_know_are_refused(llm):
-    """At the door, with the number: on the device they would be an error of everybody's."""
+    """At the door, with the number: on the device they would fail every request."""
     for params in (
         SamplingParams(logit_bias={VOCAB_SIZE: 1.0}),
         SamplingParams(stop_token_ids=(VOCAB_SIZE,)),

@@ -44,7 +44,7 @@ def launch(self) -> bool:
 # rule 3
 @mistake(
     "engine.Engine.launch",
-    "launching must not wait for the device: whoever wants the tokens calls `read`.",
+    "launching must not wait for the device: the caller that wants the tokens calls `read`.",
 )
 def launch(self) -> bool:
     started = time.perf_counter()
@@ -198,7 +198,7 @@ def read(self) -> list[Request]:
 
 
 # rule 6: nothing but the step that was read
-@mistake("engine.Engine.read", "it failed, and nobody else will say so: is it returned?")
+@mistake("engine.Engine.read", "it failed, and nothing else reports it: is it returned?")
 def read(self) -> list[Request]:
     if not self.flights:
         return []
@@ -230,7 +230,7 @@ def step(self) -> list[Request]:
 # rule 6
 @mistake(
     "engine.Engine.step",
-    "it failed, and no step was launched for anybody: do you read all the same?",
+    "it failed, and no step was launched: do you read all the same?",
 )
 def step(self) -> list[Request]:
     with self._rolled_back_on_error():

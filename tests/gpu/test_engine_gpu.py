@@ -412,7 +412,7 @@ def test_short_prompts_are_replayed_and_give_the_tokens_of_the_eager_engine(
     assert set(filled) == {64, 128}, "both buckets were needed"
 
 
-# -- nobody waits --
+# -- no waiting --
 
 
 @needs_triton

@@ -159,7 +159,7 @@ def test_attention_of_a_mixed_step_is_exact(num_decodes: int) -> None:
 
 
 def test_what_was_not_written_changes_no_bit() -> None:
-    """Slots past a request's length, and blocks of nobody, may hold any finite number."""
+    """Slots past a request's length, and blocks without an owner, may hold any finite number."""
     lens, query_lens = [500, 70, 16, 130, 300], [1, 1, 1, 100, 7]
     batch = PagedBatch(lens, 2, 128, 16, torch.bfloat16, DEVICE)
     q = batch.queries(sum(query_lens), 4)
