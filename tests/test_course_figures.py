@@ -50,7 +50,7 @@ PICTURES = {
     "trade_off": lambda: draw.trade_off({16: 0.04, 256: 0.4}, {16: 13.0, 256: 1.2}),
     "timeline": lambda: draw.timeline(make_trace()),
     "grid": lambda: draw.grid(make_trace(), 1),
-    "block_history": lambda: draw.block_history(make_trace()),
+    "block_history": lambda: draw.block_history(make_trace(), ["a"]),
     "free_blocks": lambda: draw.free_blocks({"run": make_trace()}, {"run": 1}),
     "speeds": lambda: draw.speeds({"slow": 2.0, "fast": 40.0}, "a machine"),
 }
@@ -72,7 +72,7 @@ def test_a_picture_fits_the_page_and_is_described(name):
         ("trade_off", "blocks of 16: 4% empty, 13 table entries; blocks of 256: 40% empty, 1"),
         ("timeline", "2 requests over 3 steps; 1 preemption"),
         ("grid", "KV blocks in step 1, at 1.00 s: 3 of 4 in use, 0 cached"),
-        ("block_history", "Map of 4 blocks over 3 steps. At most 3 of 4 blocks are in use"),
+        ("block_history", "2 requests use at most 3 of 4 blocks; request a uses 2 blocks"),
         ("free_blocks", "run: 1 preemption in 3 steps"),
         ("speeds", "fast: 20 times the speed of “slow”. slow 2.0, fast 40.0"),
     ],

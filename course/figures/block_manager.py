@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import Any
 
 from course.figures.common import (
     DOTS,
@@ -15,7 +15,6 @@ from course.figures.common import (
     key,
     label,
     legend,
-    mark,
     new_axes,
     picture,
     write,
@@ -24,12 +23,9 @@ from course.figures.common import grid as grid
 from course.figures.common import speeds as speeds
 from course.figures.common import this_machine as this_machine
 from course.figures.common import timeline as timeline
-from minivllm.pictures.figures import PALETTE, halo
-from minivllm.pictures.timeline import block_owners, count, num_blocks_in_use, request_rows
-from minivllm.trace import Trace
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from minivllm.pictures.figures import PALETTE, shade
+from minivllm.pictures.timeline import Row, block_owners, count, num_blocks_in_use, request_rows
+from minivllm.trace import StepTrace, Trace
 
 # -- memory without blocks -----------------------------------------------------------------
 
@@ -146,79 +142,64 @@ def trade_off(wasted: Mapping[int, float], entries: Mapping[int, float]) -> Pict
 # -- runs ---------------------------------------------------------------------------------------
 
 
-def block_history(trace: Trace) -> Picture:
-    """Every block (upwards) in every step (to the right): free, cached, in prefill or decode.
+# How followed requests look: the first one plain, the others with lines.
+FOLLOWED: tuple[dict[str, Any], ...] = tuple(
+    fill("decode") | {"hatch": hatch, "zorder": 2} for hatch in (None, "//////", "......")
+)
 
-    Lines separate the blocks of different requests; a number is the request's.
+
+def block_history(trace: Trace, follow: Sequence[str]) -> Picture:
+    """Every block (upwards) in every step (to the right): free, cached, or in use.
+
+    The blocks of up to three requests, by the labels in `follow`, stand out from the others.
     """
-    from matplotlib.collections import LineCollection
-
     rows = request_rows(trace)
     figure, ax = new_axes(4.2)
-    # [block][step]: the owner and the state
-    seen = [[("", "free")] * (len(trace.steps) + 1) for _ in range(trace.num_blocks + 1)]
-    for step in trace.steps:
-        for block in step.cached_blocks:
-            seen[block][step.index] = ("", "cached")
-        for block, owners in block_owners(trace, step, rows).items():
-            seen[block][step.index] = owners[0]
-    spans = _spans(seen)
-    for state in ("prefill", "decode", "cached"):
-        look = fill(state, dotted=True) | {"linewidth": 0}
-        for block, start, end, (_, what) in spans:
-            if what == state:
-                ax.broken_barh([(start, end - start)], (block, 1), **look)
-    ax.add_collection(LineCollection(list(_borders(seen)), colors=INK, linewidths=0.5))
+    looks = dict(zip(follow, FOLLOWED, strict=False))
+    others = {"facecolor": shade("waiting", 2), "edgecolor": GRID, "linewidth": 0.3}
+    styles = {"": fill("cached", dotted=True) | {"linewidth": 0}} | looks
+    for block, start, end, owner in _spans(trace, rows):
+        ax.broken_barh([(start, end - start)], (block, 1), **styles.get(owner, others))
     most = max(num_blocks_in_use(step) for step in trace.steps)
-    title = (
-        f"At most {most} of {trace.num_blocks} blocks are in use, by {count(len(rows), 'request')}"
-    )
+    title = f"{count(len(rows), 'request')} use at most {most} of {trace.num_blocks} blocks"
     label(ax, title, "step", f"block (of {trace.block_size} tokens)")
     ax.set(xlim=(0, len(trace.steps)), ylim=(0, trace.num_blocks))
-    _name_owners(ax, spans)
-    keys = [key("prefill", "prefill"), key("decode", "decode"), key("cached", "cached", **DOTS)]
-    keys += [key("free", "free"), mark("border of a request", linestyle="-", linewidth=0.8)]
-    legend(ax, [*keys, mark("its number", marker="$7$")])
-    alt = f"Map of {trace.num_blocks} blocks over {count(len(trace.steps), 'step')}. {title}."
-    return picture(figure, alt)
+    keys = [key("decode", f"request {name}", **look) for name, look in looks.items()]
+    keys += [key("waiting", "other requests", **others), key("free", "free")]
+    if any(step.cached_blocks for step in trace.steps):
+        keys.append(key("cached", "cached", **DOTS))
+    legend(ax, keys)
+    parts = [f"request {name} uses {count(n, 'block')}" for name, n in _used(trace, looks).items()]
+    alt = f"Map of {trace.num_blocks} blocks over {count(len(trace.steps), 'step')}. {title}"
+    return picture(figure, f"{alt}; {', '.join(parts)}.")
 
 
-Cell = tuple[str, str]  # owner, state
+def _owners(trace: Trace, rows: Mapping[str, Row], step: StepTrace) -> dict[int, str]:
+    """The label of each used block's first owner; "" for a cached block."""
+    owners = dict.fromkeys(step.cached_blocks, "")
+    used = block_owners(trace, step, dict(rows))
+    return owners | {block: own[0][0] for block, own in used.items()}
 
 
-def _spans(seen: Sequence[Sequence[Cell]]) -> list[tuple[int, int, int, Cell]]:
-    """The steps in which a block stays as it is: (block, start, end, what it is)."""
-    spans = []
-    for block, cells in enumerate(seen):
+def _spans(trace: Trace, rows: Mapping[str, Row]) -> Iterator[tuple[int, int, int, str]]:
+    """The steps in which a block's owner stays the same: (block, start, end, owner)."""
+    steps = [_owners(trace, rows, step) for step in trace.steps]
+    for block in range(trace.num_blocks):
         start = 0
-        for cell, steps in groupby(cells):
-            spans.append((block, start, start + len(list(steps)), cell))
-            start = spans[-1][2]
-    return spans
+        for owner, same in groupby(owners.get(block) for owners in steps):
+            end = start + len(list(same))
+            if owner is not None:
+                yield block, start, end, owner
+            start = end
 
 
-def _borders(seen: Sequence[Sequence[Cell]]) -> Iterator[list[tuple[int, int]]]:
-    """A line wherever the owner changes: from step to step, or to the block above."""
-    for block, cells in enumerate(seen):
-        for step, (owner, _) in enumerate(cells):
-            if step and owner != cells[step - 1][0]:
-                yield [(step, block), (step, block + 1)]
-            if block and owner != seen[block - 1][step][0]:
-                yield [(step, block), (step + 1, block)]
-
-
-def _name_owners(ax: Axes, spans: Sequence[tuple[int, int, int, Cell]]) -> None:
-    """The number of each request, on the longest of its spans that has room for it."""
-    right = ax.get_xlim()[1] / 25
-    top = ax.get_ylim()[1] / 16
-    places: dict[str, tuple[float, float]] = {}
-    for block, start, end, (owner, _) in sorted(spans, key=lambda span: span[1] - span[2]):
-        x = (start + end) / 2
-        y = block + 0.5
-        near = any(abs(x - a) < right and abs(y - b) < top for a, b in places.values())
-        if owner and owner not in places and not near:
-            places[owner] = (x, y)
-            write(ax, x, y, owner, path_effects=halo())
+def _used(trace: Trace, names: Iterable[str]) -> dict[str, int]:
+    """How many different blocks each of these requests used during the run."""
+    ids = {row.label: request_id for request_id, row in request_rows(trace).items()}
+    tables = {
+        name: [step.block_tables.get(ids[name], ()) for step in trace.steps] for name in names
+    }
+    return {name: len(set().union(*used)) for name, used in tables.items()}
 
 
 def free_blocks(traces: Mapping[str, Trace], reserve: Mapping[str, int]) -> Picture:

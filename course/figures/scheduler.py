@@ -134,7 +134,7 @@ def memory(
     floor = [0] * len(held)
     for number, name in enumerate(names):
         tokens = [step.get(name, 0) for step in held]
-        paint = {"color": shade("decode", number % 3), "edgecolor": GRID, "linewidth": 0.4}
+        paint = {"color": shade("decode", number % 4), "edgecolor": GRID, "linewidth": 0.4}
         ax.bar(range(len(held)), tokens, 1.0, bottom=floor, **paint)
         for x in range(len(held)):
             # Named where a request comes or goes: there the layers below may move.
@@ -177,20 +177,26 @@ def token_gaps(runs: Mapping[str, Sequence[tuple[float, float]]]) -> Picture:
     figure, axes = new_axes(
         0.7 + 1.3 * len(runs), rows=len(runs), sharex=True, sharey=True, squeeze=False
     )
-    others = look("decode") | {"markersize": 4.5}
+    usual = look("decode") | {"markersize": 4.5}
+    longest = look("waiting") | {"markersize": 8, "zorder": 3}
+    last = max(time for waits in runs.values() for time, _ in waits)
     parts = []
     for ax, (name, waits) in zip(axes[:, 0], runs.items(), strict=True):
         worst = max(waits, key=lambda point: point[1])
         ax.vlines([time for time, _ in waits], 0, [wait for _, wait in waits], INK, linewidth=0.7)
-        ax.plot(*zip(*waits, strict=True), **others)
-        ax.plot(*worst, **look("preempted"))
+        ax.plot(*zip(*waits, strict=True), **usual)
+        ax.plot(*worst, **longest)
+        above = {"xytext": (0, 8), "textcoords": "offset points", "ha": "center"}
+        text = f"{worst[1]:,.0f} ms without a token"
+        ax.annotate(text, worst, fontsize=8, color=INK, **above)
         parts.append(f"{name}: the longest wait is {worst[1]:,.0f} ms")
         label(ax, parts[-1], "time at which the token arrives (seconds)", "wait (ms)")
         ax.label_outer()
-    axes[0, 0].set_ylim(0, 1.15 * max(wait for waits in runs.values() for _, wait in waits))
-    keys = [mark("a token, at the wait before it", **others)]
-    legend(axes[0, 0], [*keys, mark("the longest wait", **look("preempted"))])
-    alt = "A dot for each token of an answer, as high as the wait before it; a cross: the longest."
+    axes[0, 0].set_ylim(0, 1.4 * max(wait for waits in runs.values() for _, wait in waits))
+    axes[0, 0].set_xlim(0, 1.15 * last)
+    keys = [mark("a token (height: the wait before it)", **usual), mark("longest wait", **longest)]
+    legend(axes[0, 0], keys)
+    alt = "One dot per token, as high as the wait before it; a triangle marks the longest wait."
     return picture(figure, f"{alt} {'; '.join(parts)}.")
 
 
@@ -215,11 +221,11 @@ def load_curves(runs: Mapping[str, Sequence[tuple[float, float]]]) -> Picture:
 
 
 def budget_curves(runs: Mapping[int, tuple[float, float, float]]) -> Picture:
-    """By token budget: longest wait between tokens (ms), first token (ms), tokens/s."""
+    """By token budget: longest wait between tokens (ms), time to first token (ms), tokens/s."""
     figure, axes = new_axes(2.5, columns=3)
     budgets = [str(budget) for budget in runs]
-    units = ("longest wait (ms)", "mean wait (ms)", "tokens per second")
-    titles = ("Between two tokens", "For the first token", "Throughput")
+    units = ("longest wait (ms)", "mean TTFT (ms)", "tokens per second")
+    titles = ("Between two tokens", "Time to first token", "Throughput")
     for index, (ax, unit, title) in enumerate(zip(axes, units, titles, strict=True)):
         values = [run[index] for run in runs.values()]
         bars = ax.bar(budgets, values, **fill(("decode", "prefill", "waiting")[index]))
@@ -228,5 +234,5 @@ def budget_curves(runs: Mapping[int, tuple[float, float, float]]) -> Picture:
         ax.tick_params(axis="x", labelsize=7, rotation=60)
     ends = [(budget, runs[budget]) for budget in (min(runs), max(runs))]
     parts = [f"budget {b}: {w:.0f} ms, {f:.0f} ms, {r:.0f} tokens/s" for b, (w, f, r) in ends]
-    alt = "Three bar charts over the budget: longest wait, first token, throughput."
+    alt = "Three bar charts over the budget: longest wait, time to first token, throughput."
     return picture(figure, f"{alt} {'; '.join(parts)}.")
