@@ -51,6 +51,7 @@ PICTURES = {
     "timeline": lambda: draw.timeline(make_trace()),
     "grid": lambda: draw.grid(make_trace(), 1),
     "block_history": lambda: draw.block_history(make_trace(), ["a"]),
+    "at_once": lambda: draw.at_once({"reserved": make_trace(), "blocks": make_trace()}),
     "free_blocks": lambda: draw.free_blocks({"run": make_trace()}, {"run": 1}),
     "speeds": lambda: draw.speeds({"slow": 2.0, "fast": 40.0}, "a machine"),
 }
@@ -73,6 +74,7 @@ def test_a_picture_fits_the_page_and_is_described(name):
         ("timeline", "2 requests over 3 steps; 1 preemption"),
         ("grid", "KV blocks in step 1, at 1.00 s: 3 of 4 in use, 0 cached"),
         ("block_history", "2 requests use at most 3 of 4 blocks; request a uses 2 blocks"),
+        ("at_once", "reserved: 1.3 at once, 3 steps; blocks: 1.3 at once, 3 steps"),
         ("free_blocks", "run: 1 preemption in 3 steps"),
         ("speeds", "fast: 20 times the speed of “slow”. slow 2.0, fast 40.0"),
     ],

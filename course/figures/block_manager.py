@@ -202,6 +202,22 @@ def _used(trace: Trace, names: Iterable[str]) -> dict[str, int]:
     return {name: len(set().union(*used)) for name, used in tables.items()}
 
 
+def at_once(traces: Mapping[str, Trace]) -> Picture:
+    """How many requests run in each step, one line for each policy."""
+    figure, ax = new_axes(2.7)
+    parts = []
+    for (name, trace), look in zip(traces.items(), ("--", "-"), strict=True):
+        running = [len(step.block_tables) for step in trace.steps]
+        mean = sum(running) / len(running)
+        parts.append(f"{name}: {mean:.1f} at once, {count(len(running), 'step')}")
+        style = {"color": INK if look == "--" else PALETTE["prefill"], "linestyle": look}
+        ax.step(range(len(running)), running, where="post", label=parts[-1], **style)
+    label(ax, "Requests running at the same time", "step", "requests")
+    ax.set_ylim(0, None)
+    ax.legend(fontsize=8, frameon=False)
+    return picture(figure, f"Lines of the running requests over the steps. {'; '.join(parts)}.")
+
+
 def free_blocks(traces: Mapping[str, Trace], reserve: Mapping[str, int]) -> Picture:
     """The free blocks after each step of several runs, the reserve, and every preemption."""
     figure, axes = new_axes(1.9 * len(traces), rows=len(traces), sharex=True, squeeze=False)
