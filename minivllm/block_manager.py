@@ -117,7 +117,7 @@ class BlockPool:
         """Remove one owner from each block. Blocks without owners are free and keep their content.
 
         `block_ids` can be any iterable. Blocks whose content can still be found go to the back of
-        the queue, in order; each other block goes to the front.
+        the queue, in order. All others go to the front, in any order.
         """
         for block_id in block_ids:
             self.ref_counts[block_id] -= 1

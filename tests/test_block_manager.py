@@ -142,6 +142,14 @@ def test_allocate_is_all_or_nothing():
     assert isinstance(error, ValueError), "3 blocks wanted, 2 free: do you raise a ValueError?"
     assert pool.num_free == 2, "a refused call takes nothing: do you compare before taking?"
     assert pool.ref_counts == [0, 0], "a refused call changes no count: do you compare first?"
+    assert list(pool.free_ids) == [0, 1], "a refused call keeps the queue in order: do you compare?"
+    pool = BlockPool(4)
+    pool.allocate(2)
+    error = error_of(pool.allocate, 3)
+    assert isinstance(error, ValueError), (
+        "3 blocks wanted, 2 of 4 free: do you compare with the free blocks, or with all?"
+    )
+    assert list(pool.free_ids) == [2, 3], "a refused call takes nothing: do you compare first?"
 
 
 @pytest.mark.exercise("block_manager.BlockPool.allocate")
@@ -254,6 +262,17 @@ def test_a_shared_block_is_free_after_its_last_owner_left():
 
 
 @pytest.mark.exercise("block_manager.BlockPool.free")
+def test_a_block_with_several_owners_left_is_not_free():
+    """Three owners, and one of them leaves."""
+    pool = BlockPool(2)
+    block_ids = pool.allocate(1)
+    pool.share(block_ids * 2)
+    pool.free(block_ids)
+    assert pool.ref_counts == [2, 0], "one of three owners left: do you subtract one?"
+    assert list(pool.free_ids) == [1], "two owners still read block 0: is it in the queue?"
+
+
+@pytest.mark.exercise("block_manager.BlockPool.free")
 def test_blocks_without_content_are_used_before_cached_ones():
     """Content that can be reused is kept longest, whatever the order of freeing."""
     contents = Contents()
@@ -264,8 +283,9 @@ def test_blocks_without_content_are_used_before_cached_ones():
     assert list(pool.free_ids)[-1] == 0, (
         "of blocks 0, 2 and 1, only 0 can still be found: does it go to the back of the queue?"
     )
-    assert list(pool.free_ids) == [1, 2, 0], (
-        "blocks 2 and 1 have no content: does each go to the front of the queue?"
+    pool.free(pool.allocate(1))
+    assert list(pool.free_ids)[-1] == 0, (
+        "a block without content was freed: does it go to the front, before cached block 0?"
     )
 
 
@@ -296,12 +316,14 @@ def test_the_least_recently_used_content_is_given_up_first():
     contents = Contents()
     pool = BlockPool(3, contents)
     contents.block_ids.update(pool.allocate(3))
-    pool.free([0, 1, 2])
-    assert list(pool.free_ids) == [0, 1, 2], "blocks 0, 1 and 2 are freed in this order: kept?"
-    pool.share([0])
-    pool.free([0])
+    pool.free([1, 2, 0])
     assert list(pool.free_ids) == [1, 2, 0], (
-        "block 0 was used last: is it at the back of the queue?"
+        "blocks 1, 2 and 0 are freed in this order: are they in the queue in the same order?"
+    )
+    pool.share([1])
+    pool.free([1])
+    assert list(pool.free_ids) == [2, 0, 1], (
+        "block 1 was used last: is it at the back of the queue?"
     )
 
 
@@ -451,7 +473,7 @@ def test_a_refused_allocation_takes_nothing():
     assert error is None, "3 blocks are missing, 2 free: do you return False instead of raising?"
     assert manager.allocate(request, 12) is False, "3 blocks are missing, 2 free: is it False?"
     assert request.block_table == [], "a refusal takes no block: do you ask for all at once?"
-    assert manager.pool.num_free == 2, "a refusal must leave the pool as it was"
+    assert list(manager.pool.free_ids) == [0, 1], "a refusal must leave the pool as it was"
 
 
 @pytest.mark.exercise("block_manager.BlockManager.allocate")

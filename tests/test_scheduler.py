@@ -510,6 +510,31 @@ def test_a_request_that_does_not_fit_now_waits():
 
 
 @pytest.mark.exercise("scheduler.Scheduler.schedule_waiting")
+def test_an_admitted_request_lets_the_next_one_wait():
+    """Nothing runs at first; a memory for 8, two prompts of 6."""
+    requests = [make_request("a", 6), make_request("b", 6)]
+    scheduler = make_scheduler(max_tokens=8, requests=requests)
+    output = SchedulerOutput()
+    scheduler.schedule_waiting(output)
+    assert (plan(output), names(output.failed)) == (["a prefills 6"], []), (
+        "b fits once a has ended: do you look at `running` before a is admitted, or after?"
+    )
+    assert names(scheduler.waiting) == ["b"], "b must stay in the queue"
+
+
+@pytest.mark.exercise("scheduler.Scheduler.schedule_waiting")
+def test_an_idle_engine_can_use_the_whole_memory():
+    """A reserve of 10 in a memory for 100, a prompt of 95, and no running request."""
+    scheduler = make_scheduler(memory=Store(100, reserve=10), requests=[make_request("a", 95)])
+    output = SchedulerOutput()
+    scheduler.schedule_waiting(output)
+    assert names(output.failed) == [], (
+        "no request runs while admit is asked: do you change `running` before that?"
+    )
+    assert names(scheduler.running) == ["a"], "a fits and is admitted: is it in `running`?"
+
+
+@pytest.mark.exercise("scheduler.Scheduler.schedule_waiting")
 def test_only_a_request_that_can_never_fit_fails():
     """The memory is empty, and 50 tokens don't fit into 20."""
     requests = [make_request("huge", 50), make_request("b", 4)]

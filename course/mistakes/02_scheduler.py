@@ -507,6 +507,49 @@ def schedule_waiting(self, output: SchedulerOutput) -> None:
             self._fail(self.waiting.popleft(), output)
 
 
+# rule 8: decides before the loop what changes in it
+@mistake(
+    "scheduler.Scheduler.schedule_waiting",
+    "b fits once a has ended: do you look at `running` before a is admitted, or after?",
+)
+def schedule_waiting(self, output: SchedulerOutput) -> None:
+    budget = self.max_num_batched_tokens - output.num_tokens
+    is_idle = not self.running and not self.num_unread_steps
+    while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
+        request = self.waiting[0]
+        if self.admit(request):
+            self.running.append(self.waiting.popleft())
+            chunk = next_chunk(request, budget)
+            self._take(chunk, output)
+            budget -= chunk.length
+        elif is_idle:
+            self._fail(self.waiting.popleft(), output)
+        else:
+            break
+
+
+# rule 6: changes what `admit` looks at
+@mistake(
+    "scheduler.Scheduler.schedule_waiting",
+    "no request runs while admit is asked: do you change `running` before that?",
+)
+def schedule_waiting(self, output: SchedulerOutput) -> None:
+    while self.waiting and len(self.running) < self.max_num_seqs:
+        budget = self.max_num_batched_tokens - output.num_tokens
+        if budget <= 0:
+            break
+        request = self.waiting.popleft()
+        self.running.append(request)
+        if self.admit(request):
+            self._take(next_chunk(request, budget), output)
+            continue
+        self.running.remove(request)
+        if self.running or self.num_unread_steps:
+            self.waiting.appendleft(request)
+            break
+        self._fail(request, output)
+
+
 # -- Scheduler.make_room --
 
 

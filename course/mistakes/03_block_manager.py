@@ -168,6 +168,41 @@ def allocate(self, num_blocks: int) -> list[int]:
     return block_ids
 
 
+# rule 4: a refusal that puts everything back, in another order
+@mistake(
+    "block_manager.BlockPool.allocate",
+    "a refused call keeps the queue in order: do you compare?",
+)
+def allocate(self, num_blocks: int) -> list[int]:
+    block_ids = [
+        self.free_ids.popitem(last=False)[0] for _ in range(min(num_blocks, self.num_free))
+    ]
+    if len(block_ids) < num_blocks:
+        for block_id in block_ids:
+            self.free_ids[block_id] = None
+            self.free_ids.move_to_end(block_id, last=False)
+        raise ValueError(f"{num_blocks} blocks wanted, {self.num_free} free")
+    for block_id in block_ids:
+        self.ref_counts[block_id] = 1
+        self.prefixes.forget(block_id)
+    return block_ids
+
+
+# rule 4: right until some blocks are in use
+@mistake(
+    "block_manager.BlockPool.allocate",
+    "3 blocks wanted, 2 of 4 free: do you compare with the free blocks, or with all?",
+)
+def allocate(self, num_blocks: int) -> list[int]:
+    if num_blocks > self.num_blocks:
+        raise ValueError(f"{num_blocks} blocks wanted, {self.num_free} free")
+    block_ids = [self.free_ids.popitem(last=False)[0] for _ in range(num_blocks)]
+    for block_id in block_ids:
+        self.ref_counts[block_id] = 1
+        self.prefixes.forget(block_id)
+    return block_ids
+
+
 # -- BlockPool.share --
 
 
@@ -322,6 +357,29 @@ def free(self, block_ids: Iterable[int]) -> None:
     for block_id in freed:
         self.free_ids[block_id] = None
         self.free_ids.move_to_end(block_id, last=self.prefixes.holds(block_id))
+
+
+# rule 2: right for one or two owners
+@mistake(
+    "block_manager.BlockPool.free",
+    "two owners still read block 0: is it in the queue?",
+)
+def free(self, block_ids: Iterable[int]) -> None:
+    for block_id in block_ids:
+        self.ref_counts[block_id] -= 1
+        if self.ref_counts[block_id] != 1:
+            self.free_ids[block_id] = None
+            self.free_ids.move_to_end(block_id, last=self.prefixes.holds(block_id))
+
+
+# rule 6: in the order of the block numbers
+@mistake("block_manager.BlockPool.free", "are they in the queue in the same order?")
+def free(self, block_ids: Iterable[int]) -> None:
+    for block_id in sorted(block_ids):
+        self.ref_counts[block_id] -= 1
+        if self.ref_counts[block_id] == 0:
+            self.free_ids[block_id] = None
+            self.free_ids.move_to_end(block_id, last=self.prefixes.holds(block_id))
 
 
 # -- BlockManager.can_allocate --
