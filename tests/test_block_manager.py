@@ -1,8 +1,8 @@
-"""Blocks: how many are needed, who owns which, what is free.
+"""Blocks: how many are needed, who owns them, which are free.
 
-The tests with an `exercise` mark are the checks of notebook 03 and, for `publish` and
+Tests with an `exercise` mark are the checks of notebook 03 and, for `publish` and
 `BlockManager.free`, of notebook 04. They use nothing that a later exercise builds, so each can
-be passed before the next one is begun; what a failed assert says is the hint a learner reads.
+pass before the next one is started. Learners read the message of a failed assert as a hint.
 """
 
 import pytest
@@ -26,7 +26,7 @@ class Contents(NoPrefixes):
 
 
 class Recorder(NoPrefixes):
-    """A prefix cache that only writes down what it is asked to make known."""
+    """A prefix cache that only records what is inserted."""
 
     def __init__(self):
         self.inserts = []
@@ -37,7 +37,7 @@ class Recorder(NoPrefixes):
 
 
 def error_of(function, *args):
-    """The exception that a call ends with, or None."""
+    """The exception that a call raises, or None."""
     try:
         function(*args)
     except Exception as error:
@@ -57,7 +57,7 @@ def make_request(token_ids, request_id="r"):
 
 
 def make_manager(num_blocks=8, block_size=4, watermark=0.0, cached=False):
-    """A block manager, with a prefix cache if asked for."""
+    """A block manager, by default without a prefix cache."""
     prefixes = PrefixCache(block_size) if cached else None
     return BlockManager(num_blocks, block_size, watermark, prefixes)
 
@@ -714,8 +714,8 @@ def test_the_order_is_that_of_the_table():
 # -- the pool and the prefix cache --
 
 
-def test_content_is_gone_once_its_block_is_given_away():
-    """The pool tells the real prefix cache too."""
+def test_content_is_gone_once_its_block_is_allocated():
+    """With the real prefix cache."""
     prefixes = PrefixCache(1)
     pool = BlockPool(1, prefixes)
     prefixes.insert(None, (7,), *pool.allocate(1))
@@ -743,7 +743,7 @@ def test_content_is_kept_longest_and_the_oldest_goes_first():
 
 
 def test_equal_prompts_share_their_full_blocks():
-    """The second request owns the first one's blocks too, and only its last one alone."""
+    """The second request owns the first one's blocks too; only its last block is its own."""
     manager = make_manager(cached=True)
     first, second = make_request(range(10), "a"), make_request(range(10), "b")
     run(manager, first)
@@ -845,7 +845,7 @@ def test_publish_after_free_does_nothing():
 
 
 def test_without_a_prefix_cache_nothing_is_reused():
-    """The null object: same calls, no hits."""
+    """Same calls, no hits."""
     manager = make_manager()
     run(manager, make_request(range(9), "a"))
     assert manager.reuse_prefix(make_request(range(9), "b")) == 0
@@ -854,12 +854,12 @@ def test_without_a_prefix_cache_nothing_is_reused():
 
 
 def test_max_tokens_is_the_whole_pool():
-    """What one request alone could have."""
+    """As many as one request could use alone."""
     assert make_manager(num_blocks=8, block_size=4).max_tokens == 32
 
 
 def test_check_notices_a_block_owned_twice():
-    """The invariant checker must fail on what it exists for."""
+    """The checker must fail on a broken invariant."""
     manager = make_manager(cached=True)
     one, two = make_request(range(4), "a"), make_request(range(4), "b")
     manager.allocate(one, 4)

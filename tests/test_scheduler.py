@@ -1,8 +1,8 @@
-"""Who computes how many tokens in a step: order, budget, admission, preemption, the end.
+"""Scheduling: order, budget, admission, preemption, and the end of a request.
 
-The tests with an `exercise` mark are the checks of notebook 02. They use nothing that a later
-exercise builds, so each can be passed before the next one is begun; what a failed assert says
-is the hint a learner reads.
+Tests with an `exercise` mark are the checks of notebook 02. They use nothing that a later exercise
+builds, so each can pass before the next one is started. Learners read the message of a failed
+assert as a hint.
 """
 
 import random
@@ -20,20 +20,20 @@ STOP = 99
 
 
 class Store(TokenCounter):
-    """A counter with a watermark of `reserve` tokens, to which `known` tokens of every request
-    are known already."""
+    """A counter with a watermark of `reserve` tokens, in which the first `known` tokens of every
+    request are already computed."""
 
     def __init__(self, max_tokens, reserve=0, known=0):
         super().__init__(max_tokens)
         self.reserve, self.known = reserve, known
 
     def reuse_prefix(self, request):
-        """What was found belongs to the request from now on."""
+        """The request owns what was found from now on."""
         self.tokens_of[request.request_id] = self.known
         return self.known
 
     def allocate(self, request, num_tokens, keep_watermark=False):
-        """As a counter does, in less room if the watermark is kept."""
+        """Like a counter, but with less room if the watermark is kept."""
         whole = self.max_tokens
         self.max_tokens -= self.reserve * keep_watermark
         try:
@@ -43,7 +43,7 @@ class Store(TokenCounter):
 
 
 def make_request(request_id="r", num_prompt=4, max_tokens=8, token_ids=None):
-    """A request with the prompt 0, 1, 2, ... unless told otherwise."""
+    """A request with the prompt 0, 1, 2, ... by default."""
     token_ids = list(range(num_prompt)) if token_ids is None else list(token_ids)
     return Request(
         request_id=request_id,
@@ -64,7 +64,7 @@ def make_scheduler(max_tokens=1000, max_num_seqs=8, budget=64, requests=(), memo
 
 
 def running(scheduler, request_id, num_tokens):
-    """A request that runs: its prompt of `num_tokens` is computed, its first token is read."""
+    """A running request: its prompt of `num_tokens` is computed, its first token is read."""
     request = make_request(request_id, num_tokens)
     request.num_computed_tokens = request.num_prefill_tokens = num_tokens
     request.token_ids.append(5)
@@ -79,7 +79,7 @@ def read(scheduler, output, token_id=5):
 
 
 def step(scheduler, token_id=5):
-    """One serial step in which every sample is `token_id`; returns what was done."""
+    """One serial step in which every sample is `token_id`; returns its output."""
     output = scheduler.schedule()
     read(scheduler, output, token_id)
     scheduler.check()
@@ -105,7 +105,7 @@ def names(requests):
 
 
 def error_of(function, *args):
-    """The exception that a call ends with, or None."""
+    """The exception that a call raises, or None."""
     try:
         function(*args)
     except Exception as error:
@@ -919,7 +919,7 @@ def test_prompts_are_admitted_in_order_of_arrival():
 
 
 def test_an_answer_ends_at_max_tokens():
-    """Two tokens asked for: one from the prefill, one from a decode."""
+    """Two tokens requested: one from prefill, one from decode."""
     request = make_request("a", max_tokens=2)
     scheduler = make_scheduler(requests=[request])
     step(scheduler)
@@ -940,8 +940,8 @@ def test_an_answer_ends_at_a_stop_token():
     assert request.output_token_ids == [5, STOP]
 
 
-def test_a_finished_request_gives_its_memory_back():
-    """And the next one is admitted in the following step."""
+def test_a_finished_request_frees_its_memory():
+    """The next one is admitted in the following step."""
     requests = [make_request("a", 4, max_tokens=1), make_request("b", 4)]
     scheduler = make_scheduler(max_tokens=5, requests=requests)
     assert [c.request.request_id for c in step(scheduler).chunks] == ["a"]
@@ -950,7 +950,7 @@ def test_a_finished_request_gives_its_memory_back():
 
 @pytest.mark.parametrize("steps_before", [0, 1, 2])
 def test_abort_frees_waiting_and_running_requests(steps_before):
-    """Whenever it comes, nothing of the request is left."""
+    """Before admission, in prefill and in decode."""
     request = make_request("a", num_prompt=20)
     scheduler = make_scheduler(budget=16, requests=[request])
     for _ in range(steps_before):
@@ -961,8 +961,8 @@ def test_abort_frees_waiting_and_running_requests(steps_before):
     assert scheduler.memory.tokens_of == {}
 
 
-def test_abort_of_an_unknown_or_finished_request_is_no_error():
-    """It may have finished a moment before: the answer is None."""
+def test_aborting_an_unknown_or_finished_request_returns_none():
+    """It may have finished a moment ago."""
     scheduler = make_scheduler(requests=[make_request("a", max_tokens=1)])
     step(scheduler)
     assert scheduler.abort("a") is None
@@ -973,7 +973,7 @@ def test_abort_of_an_unknown_or_finished_request_is_no_error():
 
 
 def test_a_preempted_request_is_computed_again_with_its_answer_so_far():
-    """Its lengths are taken anew at its second admission."""
+    """Its second admission sets its lengths again."""
     old, new = make_request("old", 5, max_tokens=3), make_request("new", 5)
     scheduler = make_scheduler(max_tokens=12, requests=[old, new])
     for _ in range(3):
@@ -985,7 +985,7 @@ def test_a_preempted_request_is_computed_again_with_its_answer_so_far():
 
 
 def test_tokens_found_after_a_preemption_are_not_counted_as_cached():
-    """A preempted request finds its own blocks again: not the prompt of an earlier request."""
+    """A preempted request finds its own blocks, not those of an earlier request."""
     memory = BlockManager(6, 4, prefixes=PrefixCache(4))
     old = make_request("old", token_ids=range(9), max_tokens=8)
     new = make_request("new", token_ids=range(100, 109), max_tokens=8)
@@ -1004,7 +1004,7 @@ def test_tokens_found_after_a_preemption_are_not_counted_as_cached():
 
 
 def test_no_request_overtakes_a_preempted_one():
-    """There is room for a tiny request, but the preempted one stands before it."""
+    """There is room for a tiny request, but the preempted one is ahead of it."""
     requests = [make_request("a", 5), make_request("b", 5), make_request("tiny", 1)]
     scheduler = make_scheduler(max_tokens=17, max_num_seqs=3, requests=requests[:2])
     for _ in range(4):
@@ -1016,7 +1016,7 @@ def test_no_request_overtakes_a_preempted_one():
 
 
 def test_a_preempted_request_is_prefilled_up_to_its_last_token():
-    """7 tokens with a budget of 6: the seventh is still prefill, though it is an answer's."""
+    """7 tokens with a budget of 6: the seventh is still prefill, although the answer's."""
     old, new = make_request("old", 5, max_tokens=3), make_request("new", 5)
     scheduler = make_scheduler(max_tokens=12, budget=10, requests=[old, new])
     for _ in range(3):
@@ -1028,7 +1028,7 @@ def test_a_preempted_request_is_prefilled_up_to_its_last_token():
 
 
 def test_a_prompt_that_needs_every_block_is_admitted_alone():
-    """A prompt that needs every block is admitted alone instead of waiting for ever."""
+    """The watermark must not make it wait forever."""
     memory = BlockManager(4, 4, watermark=0.5)
     scheduler = Scheduler(memory, 8, 64)
     scheduler.add_request(make_request("a", 13, max_tokens=2))
@@ -1039,7 +1039,7 @@ def test_a_prompt_that_needs_every_block_is_admitted_alone():
 
 
 def test_a_request_that_can_never_fit_fails_alone():
-    """Those before and behind it finish."""
+    """Requests before and after it finish."""
     requests = [make_request("a", 4), make_request("huge", 50), make_request("b", 4)]
     scheduler = make_scheduler(max_tokens=20, requests=requests)
     failed = []
@@ -1068,7 +1068,7 @@ def test_a_running_request_that_outgrows_all_memory_fails_alone():
 
 
 def test_a_step_can_be_scheduled_before_the_last_one_is_read():
-    """The token in flight counts, though its id is not known yet."""
+    """The token in flight counts, although its id isn't known yet."""
     request = make_request("a", max_tokens=3)
     scheduler = make_scheduler(requests=[request])
     first = scheduler.schedule()
@@ -1083,7 +1083,7 @@ def test_a_step_can_be_scheduled_before_the_last_one_is_read():
     assert request.output_token_ids == [5, 6, 7]
 
 
-def test_the_step_behind_a_stop_token_is_thrown_away_and_blocks_wait_for_it():
+def test_the_step_after_a_stop_token_is_discarded_and_blocks_wait_for_it():
     """Memory is freed only when no step in flight writes to it."""
     request = make_request("a")
     scheduler = make_scheduler(requests=[request])
@@ -1096,7 +1096,7 @@ def test_the_step_behind_a_stop_token_is_thrown_away_and_blocks_wait_for_it():
     assert request.output_token_ids == [STOP]
 
 
-def test_abort_in_flight_frees_after_the_flight():
+def test_abort_frees_memory_after_the_last_step_in_flight():
     """The step still writes to the request's blocks."""
     request = make_request("a")
     scheduler = make_scheduler(requests=[request])
@@ -1109,7 +1109,7 @@ def test_abort_in_flight_frees_after_the_flight():
 
 
 def test_a_preempted_request_waits_for_its_token_in_flight():
-    """It is computed again only with the token that was on its way."""
+    """It is computed again once that token has been read."""
     old, new = make_request("old", 5, max_tokens=9), make_request("new", 5, max_tokens=9)
     scheduler = make_scheduler(max_tokens=12, requests=[old, new])
     scheduler.update(scheduler.schedule(), [1, 2])
@@ -1126,7 +1126,7 @@ def test_a_preempted_request_waits_for_its_token_in_flight():
 
 
 def test_a_preempted_request_may_finish_with_its_token_in_flight():
-    """It has all its tokens when the step is read, so it is not computed again."""
+    """It has all its tokens once the step is read, so it is not computed again."""
     old, new = make_request("old", 5, max_tokens=9), make_request("new", 5, max_tokens=2)
     scheduler = make_scheduler(max_tokens=12, requests=[old, new])
     scheduler.update(scheduler.schedule(), [1, 2])
@@ -1139,8 +1139,8 @@ def test_a_preempted_request_may_finish_with_its_token_in_flight():
     scheduler.update(second, [5])
 
 
-def test_rollback_forgets_a_step_that_broke_off():
-    """The same step can be scheduled once more."""
+def test_rollback_undoes_an_interrupted_step():
+    """The same step can be scheduled again."""
     scheduler = make_scheduler(budget=5, requests=[make_request("a"), make_request("b")])
     first = scheduler.schedule()
     scheduler.rollback(first)
@@ -1151,7 +1151,7 @@ def test_rollback_forgets_a_step_that_broke_off():
 
 
 def simulate(scheduler, requests):
-    """Run requests to their end; returns (preemptions, tokens computed beyond the necessary)."""
+    """Run all requests; returns (preemptions, tokens computed more than once)."""
     for request in requests:
         scheduler.add_request(request)
     computed = 0
@@ -1204,7 +1204,7 @@ def count_calls(num_waiting, context):
 
 
 def test_cost_of_a_step_does_not_grow_with_the_queue_or_the_context():
-    """Counted in function calls, so the machine's mood does not matter."""
+    """Counted in function calls, which don't depend on the machine."""
     base = count_calls(num_waiting=1, context=33)
     assert count_calls(num_waiting=1000, context=33) <= base
     assert count_calls(num_waiting=1, context=4001) <= base

@@ -104,7 +104,10 @@ class Run:
         if isinstance(memory, Informed):
             memory.running = scheduler.running
         output = scheduler.schedule()
-        assert output.chunks or output.failed, "the step is empty, but requests are waiting"
+        is_empty = not (output.chunks or output.failed)
+        assert not (is_empty and scheduler.has_unfinished_requests), (
+            "the step is empty, but requests are waiting"
+        )
         tables = {r.request_id: tuple(r.block_table) for r in scheduler.running if r.block_table}
         end = self.now + step_time(output.chunks)
         finished = scheduler.update(output, [1 for chunk in output.chunks if chunk.samples])

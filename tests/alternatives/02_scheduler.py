@@ -1,4 +1,4 @@
-"""Right answers in other styles, for `test_course_alternatives`; read as text, never imported."""
+"""Right answers in other styles, read as text by `test_course_alternatives`, never imported."""
 
 
 @answer("scheduler.next_chunk")
@@ -144,7 +144,7 @@ def make_room(self, request, output):
 def schedule(self) -> SchedulerOutput:
     output = SchedulerOutput()
     index = 0
-    while index < len(self.running):  # those that are preempted stand behind this one
+    while index < len(self.running):  # preempted requests are after this one
         request = self.running[index]
         if (
             request.is_decoding

@@ -1,4 +1,4 @@
-"""Right answers in other styles, for `test_course_alternatives`; read as text, never imported."""
+"""Right answers in other styles, read as text by `test_course_alternatives`, never imported."""
 
 
 @answer("block_manager.blocks_for")
