@@ -96,7 +96,9 @@ def test_no_tokens_need_no_block():
 def test_any_block_size_works():
     """Not every engine has blocks of 16, and a count is a whole number."""
     assert blocks_for(9, 4) == 3, "9 tokens in blocks of 4: is a block size hard-coded?"
-    assert blocks_for(257, 256) == 2, "257 tokens are one more than a block of 256 holds"
+    assert blocks_for(257, 256) == 2, (
+        "257 tokens are one more than a block of 256 holds: how do you round?"
+    )
     number = blocks_for(33, 16)
     assert isinstance(number, int), f"{number!r} is not an int: do you divide with / somewhere?"
     for block_size in (1, 2, 3, 7, 256):
@@ -142,7 +144,9 @@ def test_allocate_is_all_or_nothing():
     assert isinstance(error, ValueError), "3 blocks wanted, 2 free: do you raise a ValueError?"
     assert pool.num_free == 2, "a refused call takes nothing: do you compare before taking?"
     assert pool.ref_counts == [0, 0], "a refused call changes no count: do you compare first?"
-    assert list(pool.free_ids) == [0, 1], "a refused call keeps the queue in order: do you compare?"
+    assert list(pool.free_ids) == [0, 1], (
+        "a refused call keeps the queue in order: do you put blocks back?"
+    )
     pool = BlockPool(4)
     pool.allocate(2)
     error = error_of(pool.allocate, 3)

@@ -351,7 +351,7 @@ def test_without_running_requests_no_watermark_is_kept():
     request = make_request("a", 95)
     scheduler = make_scheduler(memory=Store(100, reserve=10), requests=[request, make_request("b")])
     assert scheduler.admit(request), (
-        "no running request could use the reserve: would a wait forever?"
+        "no running request could use the reserve: would `a` wait forever?"
     )
 
 
@@ -517,7 +517,7 @@ def test_an_admitted_request_lets_the_next_one_wait():
     output = SchedulerOutput()
     scheduler.schedule_waiting(output)
     assert (plan(output), names(output.failed)) == (["a prefills 6"], []), (
-        "b fits once a has ended: do you look at `running` before a is admitted, or after?"
+        "`b` fits once `a` has ended: do you look at `running` before `a` is admitted, or after?"
     )
     assert names(scheduler.waiting) == ["b"], "b must stay in the queue"
 
@@ -559,7 +559,7 @@ def test_no_request_fails_while_a_step_is_unread():
     output = SchedulerOutput()
     scheduler.schedule_waiting(output)
     assert names(output.failed) == [], (
-        "reading the unread step may free memory for a: do you check num_unread_steps?"
+        "reading the unread step may free memory for `a`: do you check num_unread_steps?"
     )
 
 
@@ -642,7 +642,7 @@ def test_a_request_that_runs_alone_and_does_not_fit_fails():
         "alone, it would come back, grow and be preempted again: what ends that loop?"
     )
     assert names(output.failed) == ["a"], "a needs 7 tokens and the memory holds 6: does it fail?"
-    assert names(scheduler.running) == [], "self._fail doesn't touch `running`: who removes a?"
+    assert names(scheduler.running) == [], "self._fail doesn't touch `running`: who removes `a`?"
 
 
 @pytest.mark.exercise("scheduler.Scheduler.make_room")
@@ -675,7 +675,7 @@ def test_a_request_that_runs_alone_waits_for_unread_steps():
     scheduler.num_unread_steps = 1
     assert scheduler.make_room(request, output) is False, "there is no room until the step is read"
     assert names(output.failed) == [], (
-        "reading the unread step may free memory for a: do you check num_unread_steps?"
+        "reading the unread step may free memory for `a`: do you check num_unread_steps?"
     )
     assert names(scheduler.running) == ["a"], "a must keep its place in `running`"
 

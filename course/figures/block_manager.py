@@ -1,4 +1,4 @@
-"""The pictures of chapter 03: memory without blocks, blocks and their owners, runs."""
+"""The figures of chapter 03: memory without blocks, blocks and their owners, runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from minivllm.trace import StepTrace, Trace
 
 
 def reservations(used: Sequence[int], reserved: int) -> Picture:
-    """One bar a request: the `reserved` slots it holds, and how many of them it ever `used`."""
+    """One bar per request: the `reserved` slots, and how many of them are ever `used`."""
     figure, ax = new_axes(1.2 + 0.3 * len(used))
     for y, tokens in enumerate(used):
         ax.barh(y, reserved, 0.7, **fill("free"))
@@ -48,7 +48,7 @@ def reservations(used: Sequence[int], reserved: int) -> Picture:
 
 
 def memory_strip(spans: Mapping[str, tuple[int, int]], total: int, wanted: int) -> Picture:
-    """Contiguous memory: the (start, size) that each request holds of `total` slots, and gaps."""
+    """Contiguous memory of `total` slots: the (start, size) of each request, and the gaps."""
     figure, ax = new_axes(1.7)
     gaps = []
     end = 0
@@ -78,7 +78,7 @@ def memory_strip(spans: Mapping[str, tuple[int, int]], total: int, wanted: int) 
 
 
 def slots(num_blocks: Mapping[int, int], block_size: int) -> Picture:
-    """For each number of tokens the blocks it was given: slots filled, and slots left empty."""
+    """For each number of tokens, its blocks: slots filled, and slots left empty."""
     figure, ax = new_axes(1.1 + 0.34 * len(num_blocks))
     for y, (tokens, blocks) in enumerate(num_blocks.items()):
         for slot in range(max(blocks * block_size, tokens)):
@@ -101,7 +101,7 @@ def slots(num_blocks: Mapping[int, int], block_size: int) -> Picture:
 
 
 def ownership(tables: Mapping[str, Sequence[int]], ref_counts: Sequence[int]) -> Picture:
-    """The tables in which each block stands, and its place there; below, each block's count."""
+    """The tables that contain each block, and its position there; below, each block's count."""
     figure, ax = new_axes(1.3 + 0.42 * (len(tables) + 1))
     for y, table in enumerate(tables.values()):
         for place, block in enumerate(table):
@@ -124,7 +124,7 @@ def ownership(tables: Mapping[str, Sequence[int]], ref_counts: Sequence[int]) ->
 
 
 def trade_off(wasted: Mapping[int, float], entries: Mapping[int, float]) -> Picture:
-    """By block size: the share of slots that stay empty, and the entries of a block table."""
+    """By block size: the share of empty slots, and the entries of a block table."""
     figure, axes = new_axes(2.7, columns=2)
     sizes = [str(size) for size in wasted]
     for ax, values, state, unit in (
@@ -219,7 +219,7 @@ def at_once(traces: Mapping[str, Trace]) -> Picture:
 
 
 def free_blocks(traces: Mapping[str, Trace], reserve: Mapping[str, int]) -> Picture:
-    """The free blocks after each step of several runs, the reserve, and every preemption."""
+    """Free blocks after each step of several runs, the reserve, and every preemption."""
     figure, axes = new_axes(1.9 * len(traces), rows=len(traces), sharex=True, squeeze=False)
     parts = []
     for ax, (name, trace) in zip(axes[:, 0], traces.items(), strict=True):

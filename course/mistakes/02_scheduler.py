@@ -168,7 +168,7 @@ def admit(self, request: Request) -> bool:
 # rule 6
 @mistake(
     "scheduler.Scheduler.admit",
-    "no running request could use the reserve: would a wait forever?",
+    "no running request could use the reserve: would `a` wait forever?",
 )
 def admit(self, request: Request) -> bool:
     if request.num_in_flight:
@@ -317,7 +317,7 @@ def admit(self, request: Request) -> bool:
 
 # rule 6: other waiting requests are not running ones
 @mistake(
-    "scheduler.Scheduler.admit", "no running request could use the reserve: would a wait forever?"
+    "scheduler.Scheduler.admit", "no running request could use the reserve: would `a` wait forever?"
 )
 def admit(self, request: Request) -> bool:
     if request.num_in_flight:
@@ -431,7 +431,7 @@ def schedule_waiting(self, output: SchedulerOutput) -> None:
 # rule 8
 @mistake(
     "scheduler.Scheduler.schedule_waiting",
-    "reading the unread step may free memory for a: do you check num_unread_steps?",
+    "reading the unread step may free memory for `a`: do you check num_unread_steps?",
 )
 def schedule_waiting(self, output: SchedulerOutput) -> None:
     budget = self.max_num_batched_tokens - output.num_tokens
@@ -510,7 +510,7 @@ def schedule_waiting(self, output: SchedulerOutput) -> None:
 # rule 8: decides before the loop what changes in it
 @mistake(
     "scheduler.Scheduler.schedule_waiting",
-    "b fits once a has ended: do you look at `running` before a is admitted, or after?",
+    "`b` fits once `a` has ended: do you look at `running` before `a` is admitted, or after?",
 )
 def schedule_waiting(self, output: SchedulerOutput) -> None:
     budget = self.max_num_batched_tokens - output.num_tokens
@@ -658,7 +658,7 @@ def make_room(self, request: Request, output: SchedulerOutput) -> bool:
 
 
 # rule 8
-@mistake("scheduler.Scheduler.make_room", "self._fail doesn't touch `running`: who removes a?")
+@mistake("scheduler.Scheduler.make_room", "self._fail doesn't touch `running`: who removes `a`?")
 def make_room(self, request: Request, output: SchedulerOutput) -> bool:
     while not self.memory.allocate(request, request.num_computed_tokens + 1):
         victim = self.running[-1]

@@ -44,7 +44,10 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
 
 
 # rule 1: rounds up by almost one, which is too little for large blocks and long prompts
-@mistake("block_manager.blocks_for", "257 tokens are one more than a block of 256 holds")
+@mistake(
+    "block_manager.blocks_for",
+    "257 tokens are one more than a block of 256 holds: how do you round?",
+)
 def blocks_for(num_tokens: int, block_size: int) -> int:
     return int(num_tokens / block_size + 0.99)
 
@@ -171,7 +174,7 @@ def allocate(self, num_blocks: int) -> list[int]:
 # rule 4: a refusal that puts everything back, in another order
 @mistake(
     "block_manager.BlockPool.allocate",
-    "a refused call keeps the queue in order: do you compare?",
+    "a refused call keeps the queue in order: do you put blocks back?",
 )
 def allocate(self, num_blocks: int) -> list[int]:
     block_ids = [
