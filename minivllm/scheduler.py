@@ -1,8 +1,8 @@
-"""Who computes how many tokens in the next step.
+"""Choose which requests the next step computes, and how many tokens of each.
 
 Continuous batching (Orca, Yu et al. 2022) with chunked prefill (Sarathi-Serve, Agrawal et al.
-2024) under one budget of tokens per step. Does not handle where keys and values are stored: it
-asks a `Memory` for room. Notebook 02.
+2024) under one token budget per step. Does not decide where keys and values are stored: it asks a
+`Memory` for room. Notebook 02.
 """
 
 from __future__ import annotations
@@ -15,43 +15,44 @@ from minivllm.request import INVALID_TOKEN, Chunk, FinishReason, Request, Schedu
 
 
 class Memory(Protocol):
-    """What the scheduler needs from the KV memory. `TokenCounter` is the smallest implementation,
+    """What the scheduler needs from the KV memory. `TokenCounter` is a minimal implementation,
     `block_manager.BlockManager` (Notebook 03) the real one."""
 
     @property
     def max_tokens(self) -> int:
-        """Number of tokens that fit if one request uses all of the memory."""
+        """Number of tokens that fit if one request uses the whole memory."""
 
     def reuse_prefix(self, request: Request) -> int:
-        """Give the request those of its first tokens that are already computed; return how many."""
+        """Give the request memory for its first tokens that are already computed; return how many
+        tokens these are."""
 
     def allocate(self, request: Request, num_tokens: int, keep_watermark: bool = False) -> bool:
-        """Make room for the request's first `num_tokens` tokens; False, and no change, if there
-        is not enough. `keep_watermark`: leave a reserve for requests that are running."""
+        """Make room for `num_tokens` tokens of the request in total. Return False and change
+        nothing if there is not enough. `keep_watermark`: leave a reserve for running requests."""
 
     def publish(self, request: Request, num_tokens: int) -> None:
-        """Let other requests reuse the first `num_tokens` tokens, which are computed now."""
+        """Let other requests reuse the first `num_tokens` tokens, which are now computed."""
 
     def free(self, request: Request) -> None:
-        """Take back all memory of the request."""
+        """Release all memory of the request."""
 
     def check(self, requests: Iterable[Request]) -> None:
         """Assert that exactly these requests hold memory."""
 
 
 class TokenCounter:
-    """A memory that only counts tokens: no blocks, no prefixes, no watermark."""
+    """A memory that only counts tokens, without blocks, prefixes or a watermark."""
 
     def __init__(self, max_tokens: int) -> None:
         self.max_tokens = max_tokens
         self.tokens_of: dict[str, int] = {}
 
     def reuse_prefix(self, request: Request) -> int:
-        """Return 0: a counter finds no prefixes."""
+        """Return 0: there are no prefixes to find."""
         return 0
 
     def allocate(self, request: Request, num_tokens: int, keep_watermark: bool = False) -> bool:
-        """Count `num_tokens` tokens for the request if they fit beside those of all others."""
+        """Set the request's count to `num_tokens` if that fits beside all other requests."""
         others = sum(self.tokens_of.values()) - self.tokens_of.get(request.request_id, 0)
         if others + num_tokens > self.max_tokens:
             return False
@@ -59,7 +60,7 @@ class TokenCounter:
         return True
 
     def publish(self, request: Request, num_tokens: int) -> None:
-        """Do nothing: a counter keeps no content."""
+        """Do nothing: there is no content to reuse."""
 
     def free(self, request: Request) -> None:
         """Stop counting the request."""
@@ -68,27 +69,28 @@ class TokenCounter:
     def check(self, requests: Iterable[Request]) -> None:
         """Assert that exactly these requests are counted."""
         expected = {request.request_id for request in requests}
-        assert set(self.tokens_of) == expected, "other requests hold memory than should"
+        assert set(self.tokens_of) == expected, "the wrong requests hold memory"
 
 
 def next_chunk(request: Request, budget: int) -> Chunk:
-    """Return the next chunk of a running request: at most `budget` (>= 1) of its tokens.
+    """Return the next chunk of a running request, of at most `budget` (>= 1) tokens.
 
-    The request is not changed. Example: of 100 tokens 64 are computed. `budget=20` gives
+    Does not change the request. Example: 64 of 100 tokens are computed. `budget=20` gives
     positions 64 to 84 without a sample, `budget=50` gives positions 64 to 100 with a sample.
     """
     start = request.num_computed_tokens
     length = min(budget, request.num_tokens - start)
-    # Only the model's output for the last token predicts a token that is not known yet.
+    # Only the output at the last known token predicts a token that is not known yet.
     samples = start + length == request.num_tokens
     return Chunk(request, start, length, samples, is_decode=request.is_decoding)
 
 
 def finish_reason(request: Request) -> FinishReason | None:
-    """Return why the answer ends with the token read last, or None if it goes on.
+    """Return why the answer ends with the token that was read last, or None if it continues.
 
-    "stop": it is one of the request's stop tokens. "length": the request has as many tokens as
-    it may have; tokens in flight do not count yet. If both are true, "stop".
+    "stop": the token is in `stop_token_ids`. "length": prompt and answer have reached
+    `max_num_tokens`, not counting tokens in flight. "stop" takes precedence.
+    Example: a prompt of 2 tokens, `max_num_tokens=5`: the third token of the answer ends it.
     """
     if request.token_ids[-1] in request.stop_token_ids:
         return "stop"
@@ -98,21 +100,21 @@ def finish_reason(request: Request) -> FinishReason | None:
 
 
 class Scheduler:
-    """Two queues of requests, and the choice of what each step computes.
+    """Two queues of requests, from which each step's chunks are chosen.
 
-    Invariant: an unfinished request is either in `waiting` (without memory) or in `running` (with
-    memory for all its tokens so far), never in both; `running` is in order of admission.
+    Invariant: an unfinished request is either in `waiting`, without memory, or in `running`, with
+    memory for all its tokens so far. `running` is in order of admission.
     """
 
     def __init__(self, memory: Memory, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-        """At most `max_num_seqs` requests run at once; a step computes at most
-        `max_num_batched_tokens` tokens, which must not be smaller."""
+        """`max_num_seqs`: requests that can run at once. `max_num_batched_tokens`: tokens that a
+        step can compute; must be at least `max_num_seqs`."""
         self.memory = memory
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        self.num_unread_steps = 0  # scheduled, not updated yet: reading them may free memory
+        self.num_unread_steps = 0  # scheduled, not updated yet; reading them may free memory
 
     def __repr__(self) -> str:
         return f"Scheduler({len(self.waiting)} waiting, {len(self.running)} running)"
@@ -123,19 +125,19 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def add_request(self, request: Request) -> None:
-        """Put a request at the end of the queue."""
+        """Append a request to the queue."""
         self.waiting.append(request)
 
     def schedule(self) -> SchedulerOutput:
         """Choose the chunks of the next step and count their tokens as computed.
 
-        Decoding requests come first, then running prompts, then requests from the queue; each group
-        in order. May be called again before the previous step is read (`update`): never schedule
-        more tokens than `max_num_tokens` allows, tokens in flight included.
-        Example, budget 10, one answer and a prompt of 20: steps of 1 + 9, 1 + 9 and 1 + 2 tokens.
+        Decoding requests come first, then started prompts, then requests from the queue, each group
+        in order. May be called before the previous step is read (`update`); even then, a request
+        never gets more tokens than `max_num_tokens` allows, tokens in flight included.
+        Example: budget 10, one answer and a prompt of 20: steps of 1 + 9, 1 + 9 and 1 + 2 tokens.
         """
         output = SchedulerOutput()
-        # A copy, because `make_room` removes requests. Those it preempts are not decoding any more.
+        # A copy, because `make_room` removes requests. Preempted requests are not decoding anymore.
         for request in list(self.running):
             wants_token = request.is_decoding and request.num_tokens < request.max_num_tokens
             if wants_token and self.make_room(request, output):
@@ -150,9 +152,10 @@ class Scheduler:
     def schedule_waiting(self, output: SchedulerOutput) -> None:
         """Move requests from the queue to `running`, in order, each with a chunk in `output`.
 
-        `output` already holds the chunks of running requests. The limits on tokens per step and on
-        running requests hold. A request that is not admitted stays first in the queue and lets no
-        other pass. If no memory can ever become free for it, it fails alone, and the next is tried.
+        `output` already holds the chunks of running requests, which count against the budget. At
+        most `max_num_seqs` requests run. A request that is not admitted stays first in the queue
+        and blocks those behind it, unless no memory can ever become free for it: then it fails.
+        Example: budget 10, an empty output, three prompts of 4: chunks of 4, 4 and 2 tokens.
         """
         budget = self.max_num_batched_tokens - output.num_tokens
         while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
@@ -168,33 +171,33 @@ class Scheduler:
                 self._fail(self.waiting.popleft(), output)
 
     def admit(self, request: Request) -> bool:
-        """Get memory for all tokens of a waiting request; False, and no change, if there is none.
+        """Get memory for all tokens of a waiting request. Return False and change nothing if there
+        is not enough, or while a step in flight still computes the request.
 
-        Also False while a step in flight computes the request. Sets the request's
-        `num_computed_tokens`, `num_prefill_tokens` and, at its first admission only,
-        `num_cached_tokens`. Example: preempted with 60 tokens of prompt and 40 of answer, 64 of
-        them found by `memory.reuse_prefix`: 64 are computed, 100 are prefill.
+        Sets the request's `num_computed_tokens`, `num_prefill_tokens` and, at its first admission
+        only, `num_cached_tokens`. Does not touch the queues. Example: preempted with 60 tokens of
+        prompt and 40 of answer, 64 of them found in memory: 64 are computed, 100 are prefill.
         """
         if request.num_in_flight:
             return False
         num_cached_tokens = self.memory.reuse_prefix(request)
-        # The reserve is for running requests: without any, all memory can be used.
+        # The watermark is for running requests: without any, the whole memory can be used.
         if not self.memory.allocate(request, request.num_tokens, bool(self.running)):
-            self.memory.free(request)  # `reuse_prefix` made the request an owner of what it found
+            self.memory.free(request)  # the request owns what `reuse_prefix` found
             return False
         request.num_computed_tokens = num_cached_tokens
         request.num_prefill_tokens = request.num_tokens
-        # Later admissions find what the request computed itself before it was preempted.
+        # Later admissions find tokens that the request itself computed before it was preempted.
         if request.num_preemptions == 0:
             request.num_cached_tokens = num_cached_tokens
         return True
 
     def make_room(self, request: Request, output: SchedulerOutput) -> bool:
-        """Get memory for the next token of a decoding request; return whether it has it.
+        """Get memory for the next token of a decoding request; return whether that worked.
 
-        If memory is short, the newest running requests are preempted, possibly `request` itself.
-        A request that is alone is not preempted: it leaves `running` and fails, unless a step is
-        unread; then it keeps its place and gets no token in this step.
+        If memory is short, preempts the newest running requests, possibly `request` itself, until
+        the token fits. A request that runs alone is never preempted: it leaves `running` and
+        fails. If a step is unread, it keeps its place instead and gets no token in this step.
         Example: two requests of 6 tokens in a memory for 12: the older one gets its 7th token.
         """
         while not self.memory.allocate(request, request.num_computed_tokens + 1):
@@ -209,7 +212,7 @@ class Scheduler:
         return True
 
     def _preempt(self, request: Request, output: SchedulerOutput) -> None:
-        """Take a running request's memory and move it from `running` to the head of `waiting`.
+        """Free a running request's memory and move it from `running` to the head of `waiting`.
 
         All its tokens, the answer so far included, are computed again in a later step."""
         self.running.remove(request)
@@ -220,7 +223,7 @@ class Scheduler:
         output.preempted.append(request)
 
     def _fail(self, request: Request, output: SchedulerOutput) -> None:
-        """End a request that needs more memory than there is. Leaves both queues as they are."""
+        """End a request that needs more memory than there is. Does not touch the queues."""
         self.memory.free(request)
         request.finish_reason = "error"
         request.error = (
@@ -230,8 +233,8 @@ class Scheduler:
         output.failed.append(request)
 
     def _take(self, chunk: Chunk, output: SchedulerOutput) -> None:
-        """Put a chunk into the step and count it as computed."""
-        if not output.chunks:  # the first chunk makes it a step that will be read
+        """Add a chunk to the step and count it as computed."""
+        if not output.chunks:  # a step without chunks is never read
             self.num_unread_steps += 1
         output.chunks.append(chunk)
         chunk.request.num_computed_tokens = chunk.end
@@ -242,8 +245,8 @@ class Scheduler:
     def update(self, output: SchedulerOutput, token_ids: list[int]) -> list[Request]:
         """Read the results of one step; return the requests that finished with it.
 
-        `token_ids` holds one id for each chunk with `samples`, in order. Only now is the memory
-        that the step computed published, and the memory of finished requests freed.
+        `token_ids` has one id for each chunk with `samples`, in order. Publishes the memory that
+        the step computed, and frees the memory of finished requests.
         """
         sampled = iter(token_ids)
         finished: list[Request] = []
@@ -251,7 +254,7 @@ class Scheduler:
         for chunk in output.chunks:
             request = chunk.request
             token_id = next(sampled) if chunk.samples else None
-            # A request that ended while this step was in flight ignores the step's token.
+            # Ignore the token of a request that ended while this step was in flight.
             if token_id is not None and not request.is_finished:
                 self._take_token(request, token_id)
                 if request.is_finished:
@@ -279,24 +282,24 @@ class Scheduler:
         if finished:
             self.running = [request for request in self.running if not request.is_finished]
         for request in finished:
-            # It was preempted while its last token was in flight, so it is in the queue.
+            # Preempted while its last token was in flight, so it is in the queue.
             if request.num_computed_tokens == 0:
                 self.waiting.remove(request)
 
     def rollback(self, output: SchedulerOutput) -> None:
-        """Undo `schedule` for a step without results (an error or Ctrl-C), the newest step first.
+        """Undo `schedule` for a step without results (an error or Ctrl-C), newest step first.
 
-        Its requests are as they were before the step, and can go on or be aborted.
+        Its requests are as they were before the step, and can continue or be aborted.
         """
         self._land(output)
         for chunk in output.chunks:
             request = chunk.request
-            # A request preempted since then has 0 tokens computed, and keeps that.
+            # A request preempted since then stays at 0 computed tokens.
             request.num_computed_tokens = min(chunk.start, request.num_computed_tokens)
             self._free_if_finished(request)
 
     def _land(self, output: SchedulerOutput) -> None:
-        """Count a step as read: its chunks are not in flight any more."""
+        """Count a step as read: its chunks are no longer in flight."""
         if output.chunks:
             self.num_unread_steps -= 1
         for chunk in output.chunks:
@@ -305,14 +308,14 @@ class Scheduler:
                 chunk.request.num_pending_tokens -= 1
 
     def _free_if_finished(self, request: Request) -> None:
-        # A step in flight still writes to its blocks, so they cannot be given away before.
+        # A step in flight still writes to its blocks, so they can't be reallocated yet.
         if request.is_finished and request.num_in_flight == 0:
             self.memory.free(request)
 
     def abort(self, request_id: str, reason: FinishReason = "abort") -> Request | None:
         """End a waiting or running request; return it, or None if the id is unknown.
 
-        Its memory is freed at once, or when the last step in flight that writes to it is read.
+        Its memory is freed immediately, or when the last step in flight that writes to it is read.
         """
         queued = (*self.waiting, *self.running)
         request = next((r for r in queued if r.request_id == request_id), None)
@@ -325,7 +328,7 @@ class Scheduler:
         return request
 
     def check(self, in_flight: Iterable[Request] = ()) -> None:
-        """Assert the invariant between two steps; `in_flight`: the requests of unread steps."""
+        """Assert the invariant between two steps. `in_flight`: the requests of unread steps."""
         assert len(self.running) <= self.max_num_seqs, "more requests run than max_num_seqs"
         for request in self.waiting:
             has_none = not request.block_table and request.num_computed_tokens == 0

@@ -1,8 +1,8 @@
-"""Blocks: how many are needed, who owns which, what is free.
+"""Blocks: how many are needed, who owns them, which are free.
 
-The tests with an `exercise` mark are the checks of notebook 03 and, for `publish` and
+Tests with an `exercise` mark are the checks of notebook 03 and, for `publish` and
 `BlockManager.free`, of notebook 04. They use nothing that a later exercise builds, so each can
-be passed before the next one is begun; what a failed assert says is the hint a learner reads.
+pass before the next one is started. Learners read the message of a failed assert as a hint.
 """
 
 import pytest
@@ -26,7 +26,7 @@ class Contents(NoPrefixes):
 
 
 class Recorder(NoPrefixes):
-    """A prefix cache that only writes down what it is asked to make known."""
+    """A prefix cache that only records what is inserted."""
 
     def __init__(self):
         self.inserts = []
@@ -37,7 +37,7 @@ class Recorder(NoPrefixes):
 
 
 def error_of(function, *args):
-    """The exception that a call ends with, or None."""
+    """The exception that a call raises, or None."""
     try:
         function(*args)
     except Exception as error:
@@ -57,7 +57,7 @@ def make_request(token_ids, request_id="r"):
 
 
 def make_manager(num_blocks=8, block_size=4, watermark=0.0, cached=False):
-    """A block manager, with a prefix cache if asked for."""
+    """A block manager, by default without a prefix cache."""
     prefixes = PrefixCache(block_size) if cached else None
     return BlockManager(num_blocks, block_size, watermark, prefixes)
 
@@ -80,7 +80,7 @@ def test_a_partial_block_counts_as_a_whole_one():
 
 
 @pytest.mark.exercise("block_manager.blocks_for")
-def test_a_full_block_needs_no_extra_one():
+def test_full_blocks_need_no_extra_one():
     """32 tokens fill two blocks of 16 exactly."""
     assert blocks_for(32, 16) == 2, "32 tokens fill 2 blocks exactly: do you always add one?"
     assert blocks_for(16, 16) == 1, "16 tokens fill 1 block exactly: do you always add one?"
@@ -88,17 +88,25 @@ def test_a_full_block_needs_no_extra_one():
 
 @pytest.mark.exercise("block_manager.blocks_for")
 def test_no_tokens_need_no_block():
-    """A request that has nothing computed yet owns nothing."""
-    assert blocks_for(0, 16) == 0, "no token, no block: do you start counting at 1?"
+    """A request without computed tokens owns nothing."""
+    assert blocks_for(0, 16) == 0, "0 tokens need 0 blocks: do you start counting at 1?"
 
 
 @pytest.mark.exercise("block_manager.blocks_for")
-def test_the_block_size_is_the_callers():
+def test_any_block_size_works():
     """Not every engine has blocks of 16, and a count is a whole number."""
-    assert blocks_for(9, 4) == 3, "9 tokens in blocks of 4: is a block size written into your code?"
-    assert blocks_for(257, 256) == 2, "257 tokens are one more than a block of 256 holds"
+    assert blocks_for(9, 4) == 3, "9 tokens in blocks of 4: is a block size hard-coded?"
+    assert blocks_for(257, 256) == 2, (
+        "257 tokens are one more than a block of 256 holds: how do you round?"
+    )
     number = blocks_for(33, 16)
-    assert isinstance(number, int), f"{number!r} is no int: do you divide with / somewhere?"
+    assert isinstance(number, int), f"{number!r} is not an int: do you divide with / somewhere?"
+    for block_size in (1, 2, 3, 7, 256):
+        for num_tokens in range(3 * block_size + 1):
+            number = blocks_for(num_tokens, block_size)
+            assert (number - 1) * block_size < num_tokens <= number * block_size, (
+                "all tokens must fit, and one block fewer must be too few: for which sizes?"
+            )
 
 
 # -- BlockPool.allocate --
@@ -106,52 +114,76 @@ def test_the_block_size_is_the_callers():
 
 @pytest.mark.exercise("block_manager.BlockPool.allocate")
 def test_allocate_takes_from_the_front():
-    """Blocks are given away in the order of the queue, each with one owner."""
+    """Blocks are allocated in the order of the queue, each with one owner."""
     pool = BlockPool(4)
     assert pool.allocate(2) == [0, 1], (
         "blocks come from the front of the queue: which end does popitem take by default?"
     )
-    assert list(pool.free_ids) == [2, 3], "a block given away leaves the queue: is it still in it?"
-    assert pool.ref_counts == [1, 1, 0, 0], "a block given away has one owner: did you count it?"
-    assert pool.allocate(1) == [2], "the next call goes on where the last one stopped"
+    assert list(pool.free_ids) == [2, 3], "allocated blocks leave the queue: are they still in it?"
+    assert pool.ref_counts == [1, 1, 0, 0], "an allocated block has one owner: did you count it?"
+    assert pool.allocate(1) == [2], "the next call continues where the last one stopped"
+
+
+@pytest.mark.exercise("block_manager.BlockPool.allocate")
+def test_the_order_is_that_of_the_queue():
+    """After some use, the queue is not in the order of the block numbers."""
+    pool = BlockPool(4)
+    for block_id in (0, 3, 1):
+        pool.free_ids.move_to_end(block_id)
+    assert pool.allocate(3) == [2, 0, 3], (
+        "the queue is [2, 0, 3, 1]: do you sort, or choose by block number?"
+    )
+    assert list(pool.free_ids) == [1], "blocks 2, 0 and 3 are allocated: what is left in the queue?"
 
 
 @pytest.mark.exercise("block_manager.BlockPool.allocate")
 def test_allocate_is_all_or_nothing():
-    """A request for more than is free takes nothing."""
+    """A request for more blocks than are free takes none."""
     pool = BlockPool(2)
     error = error_of(pool.allocate, 3)
-    assert isinstance(error, ValueError), "3 of 2 blocks is a ValueError: do you ask before taking?"
-    assert pool.num_free == 2, "a refused call takes nothing: do you ask before taking?"
-    assert pool.ref_counts == [0, 0], "a refused call changes no count: do you ask before taking?"
+    assert isinstance(error, ValueError), "3 blocks wanted, 2 free: do you raise a ValueError?"
+    assert pool.num_free == 2, "a refused call takes nothing: do you compare before taking?"
+    assert pool.ref_counts == [0, 0], "a refused call changes no count: do you compare first?"
+    assert list(pool.free_ids) == [0, 1], (
+        "a refused call keeps the queue in order: do you put blocks back?"
+    )
+    pool = BlockPool(4)
+    pool.allocate(2)
+    error = error_of(pool.allocate, 3)
+    assert isinstance(error, ValueError), (
+        "3 blocks wanted, 2 of 4 free: do you compare with the free blocks, or with all?"
+    )
+    assert list(pool.free_ids) == [2, 3], "a refused call takes nothing: do you compare first?"
 
 
 @pytest.mark.exercise("block_manager.BlockPool.allocate")
 def test_the_last_block_can_be_taken():
-    """A pool may be used up completely; taking nothing is fine too."""
+    """Every block can be in use; taking none is fine too."""
     pool = BlockPool(2)
-    assert pool.allocate(0) == [], "no blocks wanted, none taken"
+    assert pool.allocate(0) == [], "0 blocks are wanted: what do you return?"
     error = error_of(pool.allocate, 2)
-    assert error is None, "2 of 2 blocks are there: do you compare with >= where > is meant?"
-    assert pool.num_free == 0, "both blocks are taken now"
+    assert error is None, "2 of 2 blocks are free: do you compare with >= instead of >?"
+    assert pool.num_free == 0, "both blocks are allocated now"
 
 
 @pytest.mark.exercise("block_manager.BlockPool.allocate")
-def test_a_block_given_away_loses_its_content():
+def test_an_allocated_block_loses_its_content():
     """A later lookup must not find keys and values that are being overwritten."""
     contents = Contents(0, 1, 2)
     BlockPool(3, contents).allocate(2)
     assert contents.block_ids == {2}, (
-        "the new owner overwrites blocks 0 and 1: who tells the prefix cache to forget them?"
+        "the new owner overwrites blocks 0 and 1: do you tell the prefix cache to forget them?"
     )
 
 
 @pytest.mark.exercise("block_manager.BlockPool.allocate")
 def test_a_refusal_names_both_numbers():
-    """The message says what was wanted and what there is."""
-    error = str(error_of(BlockPool(2).allocate, 3))
-    assert "3" in error, "3 blocks were wanted: does the text of your ValueError say so?"
-    assert "2" in error, "2 blocks were free: does the text of your ValueError say so?"
+    """The message says how many were wanted and how many are free."""
+    pool = BlockPool(4)
+    pool.allocate(2)
+    error = str(error_of(pool.allocate, 3))
+    assert "3" in error, "3 blocks were wanted: is that in the text of your ValueError?"
+    assert "2" in error, "2 of 4 blocks were free: is that in the text of your ValueError?"
 
 
 @pytest.mark.exercise("block_manager.BlockPool.allocate")
@@ -160,7 +192,7 @@ def test_a_refusal_forgets_no_content():
     contents = Contents(0, 1)
     error_of(BlockPool(2, contents).allocate, 3)
     assert contents.block_ids == {0, 1}, (
-        "nothing was taken, and content is lost: do you forget before you know that it fits?"
+        "a refused call forgot content: do you call forget before you know that it fits?"
     )
 
 
@@ -169,25 +201,36 @@ def test_a_refusal_forgets_no_content():
 
 @pytest.mark.exercise("block_manager.BlockPool.share")
 def test_sharing_adds_an_owner():
-    """The count goes up by one for each block, each time."""
+    """The count of each block goes up by one with each call."""
     pool = BlockPool(3)
     pool.allocate(2)
     error = error_of(pool.share, [0, 1])
-    assert error is None, "an owned block is not in the queue: do you take it out all the same?"
+    assert error is None, "an owned block isn't in the queue: do you remove it anyway?"
     pool.share([1])
-    assert pool.ref_counts == [2, 3, 0], "one more owner each time: do you add, or set?"
-    assert list(pool.free_ids) == [2], "block 2 was not shared: it is still free"
+    assert pool.ref_counts == [2, 3, 0], "each call adds one owner: do you add, or set the count?"
+    assert list(pool.free_ids) == [2], "block 2 wasn't shared: is it still free?"
 
 
 @pytest.mark.exercise("block_manager.BlockPool.share")
-def test_sharing_a_free_block_takes_it_out_of_the_queue():
-    """A hit on a block without an owner gives it one, so it can no longer be allocated."""
+def test_sharing_a_free_block_removes_it_from_the_queue():
+    """It has an owner now, so it can't be allocated."""
     pool = BlockPool(3)
     pool.share([1])
     assert list(pool.free_ids) == [0, 2], (
-        "block 1 has an owner now: is it still in the queue, where it can be taken?"
+        "block 1 has an owner now: is it still in the queue, where it could be allocated?"
     )
-    assert pool.ref_counts == [0, 1, 0], "block 1 had no owner and has one now"
+    assert pool.ref_counts == [0, 1, 0], "block 1 had no owner: how many does it have now?"
+
+
+@pytest.mark.exercise("block_manager.BlockPool.share")
+def test_owned_and_free_blocks_can_be_shared_in_one_call():
+    """Block 0 is owned, blocks 3 and 1 are free; they come as an iterator."""
+    pool = BlockPool(4)
+    pool.allocate(1)
+    error = error_of(pool.share, iter([3, 0, 1]))
+    assert error is None, "blocks 3 and 1 are free, block 0 is owned: do you look at each block?"
+    assert pool.ref_counts == [2, 1, 0, 1], "each of 3, 0 and 1 gets one more owner"
+    assert list(pool.free_ids) == [2], "only block 2 is still free: do you look at each block?"
 
 
 @pytest.mark.exercise("block_manager.BlockPool.share")
@@ -203,45 +246,57 @@ def test_sharing_keeps_the_content():
 
 @pytest.mark.exercise("block_manager.BlockPool.free")
 def test_a_block_without_owners_is_free():
-    """What was taken comes back, once."""
+    """Allocated blocks return to the queue."""
     pool = BlockPool(3)
     pool.free(pool.allocate(2))
-    assert pool.ref_counts == [0, 0, 0], "one owner less each: do you count down?"
+    assert pool.ref_counts == [0, 0, 0], "each block loses one owner: do you count down?"
     assert sorted(pool.free_ids) == [0, 1, 2], "a block without owners goes back into the queue"
 
 
 @pytest.mark.exercise("block_manager.BlockPool.free")
-def test_a_shared_block_is_free_only_after_its_last_owner_left():
+def test_a_shared_block_is_free_after_its_last_owner_left():
     """Reference counts go up with each owner and down with each free."""
     pool = BlockPool(2)
     block_ids = pool.allocate(1)
     pool.share(block_ids)
     pool.free(block_ids)
     assert pool.num_free == 1, "the other owner still reads block 0: is it free already?"
-    assert pool.ref_counts == [1, 0], "two owners, one left: do you take away one, or all?"
+    assert pool.ref_counts == [1, 0], "one of two owners left: do you subtract one, or all?"
     pool.free(block_ids)
-    assert pool.num_free == 2, "the last owner has left: block 0 is free"
+    assert pool.num_free == 2, "the last owner has left: is block 0 free?"
     pool.check()
 
 
 @pytest.mark.exercise("block_manager.BlockPool.free")
+def test_a_block_with_several_owners_left_is_not_free():
+    """Three owners, and one of them leaves."""
+    pool = BlockPool(2)
+    block_ids = pool.allocate(1)
+    pool.share(block_ids * 2)
+    pool.free(block_ids)
+    assert pool.ref_counts == [2, 0], "one of three owners left: do you subtract one?"
+    assert list(pool.free_ids) == [1], "two owners still read block 0: is it in the queue?"
+
+
+@pytest.mark.exercise("block_manager.BlockPool.free")
 def test_blocks_without_content_are_used_before_cached_ones():
-    """Whatever the order of freeing, content that can be reused is kept longest."""
+    """Content that can be reused is kept longest, whatever the order of freeing."""
     contents = Contents()
     pool = BlockPool(3, contents)
     pool.allocate(3)
     contents.block_ids.add(0)  # computed meanwhile, and published
     pool.free([0, 2, 1])
     assert list(pool.free_ids)[-1] == 0, (
-        "of blocks 0, 2 and 1 only 0 can still be found: does it go to the back, to be taken last?"
+        "of blocks 0, 2 and 1, only 0 can still be found: does it go to the back of the queue?"
     )
-    assert list(pool.free_ids) == [1, 2, 0], (
-        "blocks 2 and 1 hold nothing of use: do they go to the front, before all content?"
+    pool.free(pool.allocate(1))
+    assert list(pool.free_ids)[-1] == 0, (
+        "a block without content was freed: does it go to the front, before cached block 0?"
     )
 
 
 @pytest.mark.exercise("block_manager.BlockPool.free")
-def test_freeing_once_too_often_does_not_go_unseen():
+def test_freeing_too_often_is_noticed():
     """Freeing a block without an owner is a bug: an error, or a count that shows it."""
     pool = BlockPool(2)
     error = error_of(pool.free, [0]) or error_of(pool.check)
@@ -250,37 +305,59 @@ def test_freeing_once_too_often_does_not_go_unseen():
 
 @pytest.mark.exercise("block_manager.BlockPool.free")
 def test_freeing_keeps_the_content():
-    """A free block is still found, until it is taken."""
+    """A free block can be found until it is allocated."""
     contents = Contents()
     pool = BlockPool(2, contents)
     block_ids = pool.allocate(2)
     contents.block_ids.update(block_ids)
     pool.free(block_ids)
-    assert contents.block_ids == {0, 1}, "the content stays until the block is given away"
+    assert contents.block_ids == {0, 1}, (
+        "content stays until the block is allocated: why forget it?"
+    )
 
 
 @pytest.mark.exercise("block_manager.BlockPool.free")
-def test_the_longest_unused_content_is_given_up_first():
-    """Least recently used: a block that was shared in between is young again."""
+def test_the_least_recently_used_content_is_given_up_first():
+    """A block that was shared in between was used more recently."""
     contents = Contents()
     pool = BlockPool(3, contents)
     contents.block_ids.update(pool.allocate(3))
-    pool.free([0, 1, 2])
-    pool.share([0])
-    pool.free([0])
-    assert list(pool.free_ids) == [1, 2, 0], "block 0 was used last: is it the last to go?"
+    pool.free([1, 2, 0])
+    assert list(pool.free_ids) == [1, 2, 0], (
+        "blocks 1, 2 and 0 are freed in this order: are they in the queue in the same order?"
+    )
+    pool.share([1])
+    pool.free([1])
+    assert list(pool.free_ids) == [2, 0, 1], (
+        "block 1 was used last: is it at the back of the queue?"
+    )
 
 
 @pytest.mark.exercise("block_manager.BlockPool.free")
-def test_blocks_come_as_any_iterable():
-    """`BlockManager.free` hands them over in reverse, and `reversed` can be read once."""
+def test_blocks_can_be_any_iterable():
+    """`BlockManager.free` passes an iterator, and that can be read once."""
     pool = BlockPool(3)
     block_ids = pool.allocate(3)
     error = error_of(pool.free, reversed(block_ids))
-    assert error is None, "reversed(...) has no len and no [0]: do you go through it with `for`?"
-    assert pool.ref_counts == [0, 0, 0], "one owner less each: do you count down?"
+    assert error is None, "reversed(...) has no len and no [0]: do you iterate with `for`?"
+    assert pool.ref_counts == [0, 0, 0], "each block loses one owner: do you count down?"
     assert sorted(pool.free_ids) == [0, 1, 2], (
-        "reversed(...) can be read once: do you go through block_ids a second time?"
+        "reversed(...) can be read once: do you iterate over block_ids a second time?"
+    )
+
+
+@pytest.mark.exercise("block_manager.BlockPool.free")
+def test_each_block_is_judged_by_its_own_count():
+    """Blocks 0 and 2 are shared, block 1 isn't."""
+    pool = BlockPool(3)
+    pool.allocate(3)
+    pool.share([0, 2])
+    pool.free([2, 1, 0])
+    assert pool.ref_counts == [1, 0, 1], (
+        "blocks 2, 1 and 0 each lose one owner: do you stop at the first shared one?"
+    )
+    assert list(pool.free_ids) == [1], (
+        "only block 1 lost its last owner: do you look at each count?"
     )
 
 
@@ -289,49 +366,62 @@ def test_blocks_come_as_any_iterable():
 
 @pytest.mark.exercise("block_manager.BlockManager.can_allocate")
 def test_every_free_block_can_be_taken():
-    """Without a watermark the limit is what is free, the last block included."""
+    """Without a watermark, all free blocks can be taken."""
     manager = make_manager(num_blocks=3)
     manager.pool.allocate(1)
-    assert manager.can_allocate(2, False), "2 of 3 are free: the last one counts, is it < or <=?"
-    assert not manager.can_allocate(3, False), "2 are free, 3 are not: do you count owned blocks?"
-    assert manager.pool.num_free == 2, "asking takes nothing"
+    assert manager.can_allocate(2, False), "2 of 3 blocks are free and 2 wanted: is it < or <=?"
+    assert not manager.can_allocate(3, False), "2 blocks are free: do you count owned blocks too?"
+    assert manager.pool.num_free == 2, "this method only answers: does it take blocks?"
 
 
 @pytest.mark.exercise("block_manager.BlockManager.can_allocate")
 def test_admission_leaves_the_watermark_free():
-    """10 blocks, a fifth of them in reserve: a newcomer gets 8 at most."""
+    """10 blocks, a fifth of them reserved: a new request gets 8 at most."""
     manager = make_manager(num_blocks=10, watermark=0.2)
-    assert not manager.can_allocate(9, True), "9 of 10 would leave 1: does the reserve of 2 count?"
-    assert manager.can_allocate(8, True), "8 of 10 leave the 2 in reserve: is it < or <=?"
+    assert not manager.can_allocate(9, True), "9 of 10 leave 1, the watermark is 2: is it kept?"
+    assert manager.can_allocate(8, True), "8 of 10 leave exactly the watermark: is it < or <=?"
 
 
 @pytest.mark.exercise("block_manager.BlockManager.can_allocate")
-def test_growth_may_use_the_reserve():
-    """The reserve is there for requests that run."""
+def test_the_watermark_counts_among_the_free_blocks():
+    """10 blocks, 5 of them owned, 2 reserved: a new request gets 3 at most."""
+    manager = make_manager(num_blocks=10, watermark=0.2)
+    manager.pool.allocate(5)
+    assert not manager.can_allocate(4, True), (
+        "5 blocks are free and 2 of them reserved: do you use num_free and num_watermark_blocks?"
+    )
+    assert manager.can_allocate(3, True), "3 of 5 free blocks leave the watermark of 2"
+
+
+@pytest.mark.exercise("block_manager.BlockManager.can_allocate")
+def test_growth_may_use_the_watermark():
+    """It is there for running requests."""
     manager = make_manager(num_blocks=10, watermark=0.2)
     assert manager.can_allocate(10, False), (
-        "the reserve is there for requests that run: do you keep it from them too?"
+        "the watermark is for running requests: do you keep it from them, too?"
     )
 
 
 @pytest.mark.exercise("block_manager.BlockManager.can_allocate")
-def test_nothing_can_always_be_taken():
-    """A request that needs no block is not refused by an empty pool or by the watermark."""
+def test_taking_nothing_is_always_possible():
+    """Neither an empty pool nor the watermark refuses a request that needs no block."""
     manager = make_manager(num_blocks=4, watermark=0.5)
     manager.pool.allocate(4)
-    assert manager.can_allocate(0, False), "no block is wanted, so none is missing"
-    assert not manager.can_allocate(1, False), "one block is wanted, and none is free"
-    assert manager.can_allocate(0, True), "no block is wanted: does the reserve stand in the way?"
+    assert manager.can_allocate(0, False), "0 blocks are wanted: what could be missing?"
+    assert not manager.can_allocate(1, False), "1 block is wanted and none is free"
+    assert manager.can_allocate(0, True), "0 blocks are wanted: does the watermark refuse them?"
     assert manager.can_allocate(-1, True), (
-        "a table longer than needed wants less than no block: do you test for exactly 0?"
+        "a table longer than needed wants fewer than 0 blocks: do you compare with exactly 0?"
     )
 
 
 @pytest.mark.exercise("block_manager.BlockManager.can_allocate")
 def test_cached_blocks_without_an_owner_are_free():
-    """Content that could be reused is no reason to refuse a request."""
+    """Content that could be reused is not a reason to refuse a request."""
     manager = BlockManager(2, 4, prefixes=Contents(0, 1))
-    assert manager.can_allocate(2, False), "content without an owner gives way: do you count it?"
+    assert manager.can_allocate(2, False), (
+        "cached blocks without an owner are free: do you subtract them?"
+    )
 
 
 # -- BlockManager.allocate: when a block is needed --
@@ -343,15 +433,15 @@ def test_a_block_is_needed_exactly_when_a_token_starts_one(num_tokens, blocks):
     """Prompts of B-1, B, B+1, 2B and 2B+1 tokens."""
     manager = make_manager()
     request = make_request(range(num_tokens))
-    assert manager.allocate(request, num_tokens), "8 blocks of 4 are free: this fits"
+    assert manager.allocate(request, num_tokens), "8 blocks of 4 are free: does this fit?"
     assert len(request.block_table) == blocks, (
-        f"{num_tokens} tokens in blocks of 4 need {blocks}: does the table get exactly those?"
+        f"{num_tokens} tokens in blocks of 4 need {blocks}: does the table get exactly that many?"
     )
 
 
 @pytest.mark.exercise("block_manager.BlockManager.allocate")
 def test_a_growing_request_gets_a_block_at_each_boundary():
-    """Token by token, as in decode: the tokens 1, 5 and 9 start a block of 4, no other does."""
+    """Token by token, as in decode: tokens 1, 5 and 9 start a block of 4, the others don't."""
     manager = make_manager()
     request = make_request([])
     lengths = []
@@ -359,23 +449,23 @@ def test_a_growing_request_gets_a_block_at_each_boundary():
         manager.allocate(request, num_tokens)
         lengths.append(len(request.block_table))
     assert lengths == [1, 1, 1, 1, 2, 2, 2, 2, 3], (
-        "the table already covers some tokens: do you take blocks for those once more?"
+        "the table already covers some tokens: do you take blocks for those again?"
     )
 
 
 @pytest.mark.exercise("block_manager.BlockManager.allocate")
 @pytest.mark.parametrize("length", [3, 4, 7, 8])
 def test_the_last_slot_of_a_block_is_filled_without_a_free_block(length):
-    """With nothing free, a token inside a block is fine, one that starts a block is not."""
+    """With no block free, a token inside a block fits, and one that starts a block doesn't."""
     manager = make_manager(num_blocks=blocks_for(length, 4))
     request = make_request(range(length))
-    assert manager.allocate(request, length), f"{length} tokens fit into this pool exactly"
-    assert manager.pool.num_free == 0, f"{length} tokens use up this pool"
+    assert manager.allocate(request, length), f"{length} tokens fit this pool exactly"
+    assert manager.pool.num_free == 0, f"{length} tokens use all blocks of this pool"
     fits = length % 4 != 0
     error = error_of(manager.allocate, request, length + 1)
-    assert error is None, "nothing free is answered with False: do you ask can_allocate first?"
+    assert error is None, "with no block free, return False: do you ask can_allocate first?"
     assert manager.allocate(request, length + 1) is fits, (
-        "nothing is free: filling the last slot of a block is fine, crossing into a new one not"
+        "no block is free: does the next token still fit into the last block of the table?"
     )
     assert len(request.block_table) == blocks_for(length, 4), "a refusal must not change the table"
 
@@ -386,71 +476,75 @@ def test_a_refused_allocation_takes_nothing():
     manager = make_manager(num_blocks=2)
     request = make_request(range(12))
     error = error_of(manager.allocate, request, 12)
-    assert error is None, "3 blocks missing, 2 free is answered with False: do you ask first?"
-    assert manager.allocate(request, 12) is False, "3 blocks missing, 2 free: the answer is False"
+    assert error is None, "3 blocks are missing, 2 free: do you return False instead of raising?"
+    assert manager.allocate(request, 12) is False, "3 blocks are missing, 2 free: is it False?"
     assert request.block_table == [], "a refusal takes no block: do you ask for all at once?"
-    assert manager.pool.num_free == 2, "a refusal leaves the pool as it was"
+    assert list(manager.pool.free_ids) == [0, 1], "a refusal must leave the pool as it was"
 
 
 @pytest.mark.exercise("block_manager.BlockManager.allocate")
 def test_growing_keeps_the_blocks_in_front():
     """A table only grows at its end: the keys in the older blocks stay valid."""
     manager = make_manager()
-    request = make_request(range(4))
-    manager.allocate(request, 4)
-    before = list(request.block_table)
-    manager.allocate(request, 9)
-    assert request.block_table[:1] == before, (
-        "a table grows at its end: the first block holds keys that are still needed"
+    request = make_request(range(8))
+    request.block_table = [7, 3]
+    manager.pool.share([7, 3])
+    manager.allocate(request, 16)
+    assert request.block_table[:2] == [7, 3], (
+        "a table grows at its end: do its first blocks keep their places?"
     )
-    assert len(set(request.block_table)) == 3, "9 tokens in blocks of 4: three different blocks"
+    assert request.block_table[2:] == [0, 1], "16 tokens in blocks of 4: are there two new blocks?"
+    assert manager.pool.ref_counts == [1, 1, 0, 1, 0, 0, 0, 1], (
+        "each block of the table has one owner: do you allocate only the missing ones?"
+    )
 
 
 @pytest.mark.exercise("block_manager.BlockManager.allocate")
 def test_fewer_tokens_than_the_table_covers_change_nothing():
-    """Asking again for what is there takes nothing and gives nothing back."""
+    """Asking again takes nothing and returns nothing."""
     manager = make_manager()
     request = make_request(range(12))
     request.block_table = manager.pool.allocate(3)
     assert manager.allocate(request, 5), "5 tokens are covered by the 3 blocks of the table"
-    assert request.block_table == [0, 1, 2], "the table covers more than asked for: leave it"
+    assert request.block_table == [0, 1, 2], "the table covers more than 5 tokens: do you cut it?"
+    assert manager.pool.num_free == 5, "3 of 8 blocks were in use: has that changed?"
 
 
 @pytest.mark.exercise("block_manager.BlockManager.allocate")
-def test_watermark_blocks_are_kept_for_those_that_run():
-    """Admission leaves the reserve, growth may use it."""
+def test_the_watermark_is_kept_for_running_requests():
+    """Admission leaves it free, growth may use it."""
     manager = make_manager(num_blocks=10, watermark=0.2)
-    newcomer = make_request(range(36))
-    assert not manager.allocate(newcomer, 36, keep_watermark=True), (
-        "a newcomer with 9 of 10 blocks would leave 1: do you pass keep_watermark on?"
+    request = make_request(range(36))
+    assert not manager.allocate(request, 36, keep_watermark=True), (
+        "9 of 10 blocks would leave 1, the watermark is 2: do you pass keep_watermark on?"
     )
-    assert manager.allocate(newcomer, 32, keep_watermark=True), "8 of 10 leave the reserve of 2"
-    assert manager.allocate(newcomer, 40), "a running request may take the last two"
+    assert manager.allocate(request, 32, keep_watermark=True), "8 of 10 leave the watermark of 2"
+    assert manager.allocate(request, 40), "a running request may take the last two blocks"
 
 
 @pytest.mark.exercise("block_manager.BlockManager.allocate")
 def test_admission_without_new_blocks_ignores_the_watermark():
-    """A request whose tokens are all covered takes nothing, so it is always welcome."""
+    """A request whose tokens are covered takes nothing."""
     manager = make_manager(num_blocks=2, watermark=0.5)
     request = make_request(range(8))
-    assert manager.allocate(request, 8), "2 blocks of 4 are free: 8 tokens fit"
+    assert manager.allocate(request, 8), "2 blocks of 4 are free: do 8 tokens fit?"
     assert manager.allocate(request, 8, keep_watermark=True), (
-        "no new block is needed: the watermark has no say"
+        "the table covers all 8 tokens: does the watermark refuse them?"
     )
 
 
 @pytest.mark.exercise("block_manager.BlockManager.allocate")
 def test_a_refused_allocation_changes_nothing_else():
-    """A table that covers a part, and contents that could be found."""
+    """A table that covers some tokens, and content that can be found."""
     contents = Contents(1)
     manager = BlockManager(2, 4, prefixes=contents)
     request = make_request(range(12))
     request.block_table = [0]
     manager.pool.share([0])
-    assert manager.allocate(request, 12) is False, "2 blocks missing, 1 free: the answer is False"
-    assert request.block_table == [0], "a refusal leaves the table as it was"
-    assert contents.block_ids == {1}, "a refusal forgets nothing: do you take before you ask?"
-    assert manager.pool.ref_counts == [1, 0], "a refusal leaves the pool as it was"
+    assert manager.allocate(request, 12) is False, "2 blocks are missing, 1 is free: is it False?"
+    assert request.block_table == [0], "a refusal must leave the table as it was"
+    assert contents.block_ids == {1}, "a refusal forgets no content: do you take before you ask?"
+    assert manager.pool.ref_counts == [1, 0], "a refusal must leave the pool as it was"
 
 
 # -- BlockManager.publish --
@@ -626,8 +720,8 @@ def test_the_order_is_that_of_the_table():
 # -- the pool and the prefix cache --
 
 
-def test_content_is_gone_once_its_block_is_given_away():
-    """The pool tells the real prefix cache too."""
+def test_content_is_gone_once_its_block_is_allocated():
+    """With the real prefix cache."""
     prefixes = PrefixCache(1)
     pool = BlockPool(1, prefixes)
     prefixes.insert(None, (7,), *pool.allocate(1))
@@ -655,7 +749,7 @@ def test_content_is_kept_longest_and_the_oldest_goes_first():
 
 
 def test_equal_prompts_share_their_full_blocks():
-    """The second request owns the first one's blocks too, and only its last one alone."""
+    """The second request owns the first one's blocks too; only its last block is its own."""
     manager = make_manager(cached=True)
     first, second = make_request(range(10), "a"), make_request(range(10), "b")
     run(manager, first)
@@ -757,7 +851,7 @@ def test_publish_after_free_does_nothing():
 
 
 def test_without_a_prefix_cache_nothing_is_reused():
-    """The null object: same calls, no hits."""
+    """Same calls, no hits."""
     manager = make_manager()
     run(manager, make_request(range(9), "a"))
     assert manager.reuse_prefix(make_request(range(9), "b")) == 0
@@ -766,12 +860,12 @@ def test_without_a_prefix_cache_nothing_is_reused():
 
 
 def test_max_tokens_is_the_whole_pool():
-    """What one request alone could have."""
+    """As many as one request could use alone."""
     assert make_manager(num_blocks=8, block_size=4).max_tokens == 32
 
 
 def test_check_notices_a_block_owned_twice():
-    """The invariant checker must fail on what it exists for."""
+    """The checker must fail on a broken invariant."""
     manager = make_manager(cached=True)
     one, two = make_request(range(4), "a"), make_request(range(4), "b")
     manager.allocate(one, 4)

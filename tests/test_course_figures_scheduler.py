@@ -1,4 +1,4 @@
-"""The pictures of chapter 02 say what they were given, in the image and in words."""
+"""The figures of chapter 02 show their data, in the image and in the alt text."""
 
 import pytest
 from figure_checks import assert_fits_the_page_and_is_described
@@ -45,7 +45,6 @@ PICTURES = {
     "timelines": lambda: draw.timelines({"one": make_trace(), "two": make_trace()}),
     "chunks": lambda: draw.chunks(make_chunks(), "A prompt of 5"),
     "step_bars": lambda: draw.step_bars(make_trace(), budget=10),
-    "step_times": lambda: draw.step_times([(1, 20.0), (100, 121.0)], 19.0, 1.02),
     "memory": lambda: draw.memory([{"a": 4, "b": 4}, {"a": 5}], 8, [(1, "b")]),
     "token_gaps": lambda: draw.token_gaps({"whole": [(0.1, 5.0), (0.3, 200.0)]}),
     "load_curves": lambda: draw.load_curves({"a car": [(100.0, 50.0), (200.0, 10.0)]}),
@@ -65,27 +64,26 @@ def test_a_picture_fits_the_page_and_is_described(name):
     [
         ("timelines", "one: 3 steps in 3 s, 1 preemption; two: 3 steps in 3 s, 1 preemption"),
         ("chunks", "positions 4 to 5 prefill and sample; positions 5 to 6 decode and sample"),
-        ("step_bars", "1 of 3 steps use the whole budget of 10 tokens; at most 1 token of a"),
-        ("step_times", "2 steps, and a line through them. A step takes about 19 ms and 1 ms"),
-        ("memory", "limit of 8. 1 preemption: the newest loses all that it holds. Preempted: b"),
+        ("step_bars", "1 of 3 steps use the whole budget of 10 tokens; at most 1 decode per"),
+        ("memory", "limit of 8. 1 preemption: the newest request loses its memory. Preempted: b"),
         ("token_gaps", "whole: the longest wait is 200 ms"),
         ("load_curves", "a car: 50 ms at 100 tokens/s, at least 10 ms, at most 200 tokens/s"),
         ("budget_curves", "budget 32: 6 ms, 900 ms, 300 tokens/s; budget 64: 7 ms, 90 ms, 400"),
     ],
 )
 def test_the_words_hold_the_numbers(name, words):
-    """What the image shows stands in its text."""
+    """The alt text has the numbers that the image shows."""
     assert words in PICTURES[name]().alt
 
 
 def test_a_gap_between_two_rounds_is_said():
-    """All others are done, and the preempted request starts again in the step after it."""
+    """All others are done, and the preempted request restarts in the next step."""
     alt = draw.memory([{"a": 4}, {}, {"b": 1}], 8, [(0, "b")]).alt
     assert "Nothing is held from step 1 to 1." in alt
 
 
 def test_no_preemption_is_said():
-    """A run without preemption is drawn too."""
+    """A run without preemption can be drawn too."""
     assert "Preempted: none" in draw.memory([{"a": 4}], 8, []).alt
 
 

@@ -1,8 +1,8 @@
-"""Who computes how many tokens in a step: order, budget, admission, preemption, the end.
+"""Scheduling: order, budget, admission, preemption, and the end of a request.
 
-The tests with an `exercise` mark are the checks of notebook 02. They use nothing that a later
-exercise builds, so each can be passed before the next one is begun; what a failed assert says
-is the hint a learner reads.
+Tests with an `exercise` mark are the checks of notebook 02. They use nothing that a later exercise
+builds, so each can pass before the next one is started. Learners read the message of a failed
+assert as a hint.
 """
 
 import random
@@ -20,20 +20,20 @@ STOP = 99
 
 
 class Store(TokenCounter):
-    """A counter with a watermark of `reserve` tokens, to which `known` tokens of every request
-    are known already."""
+    """A counter with a watermark of `reserve` tokens, in which the first `known` tokens of every
+    request are already computed."""
 
     def __init__(self, max_tokens, reserve=0, known=0):
         super().__init__(max_tokens)
         self.reserve, self.known = reserve, known
 
     def reuse_prefix(self, request):
-        """What was found belongs to the request from now on."""
+        """The request owns what was found from now on."""
         self.tokens_of[request.request_id] = self.known
         return self.known
 
     def allocate(self, request, num_tokens, keep_watermark=False):
-        """As a counter does, in less room if the watermark is kept."""
+        """Like a counter, but with less room if the watermark is kept."""
         whole = self.max_tokens
         self.max_tokens -= self.reserve * keep_watermark
         try:
@@ -43,7 +43,7 @@ class Store(TokenCounter):
 
 
 def make_request(request_id="r", num_prompt=4, max_tokens=8, token_ids=None):
-    """A request with the prompt 0, 1, 2, ... unless told otherwise."""
+    """A request with the prompt 0, 1, 2, ... by default."""
     token_ids = list(range(num_prompt)) if token_ids is None else list(token_ids)
     return Request(
         request_id=request_id,
@@ -64,7 +64,7 @@ def make_scheduler(max_tokens=1000, max_num_seqs=8, budget=64, requests=(), memo
 
 
 def running(scheduler, request_id, num_tokens):
-    """A request that runs: its prompt of `num_tokens` is computed, its first token is read."""
+    """A running request: its prompt of `num_tokens` is computed, its first token is read."""
     request = make_request(request_id, num_tokens)
     request.num_computed_tokens = request.num_prefill_tokens = num_tokens
     request.token_ids.append(5)
@@ -79,7 +79,7 @@ def read(scheduler, output, token_id=5):
 
 
 def step(scheduler, token_id=5):
-    """One serial step in which every sample is `token_id`; returns what was done."""
+    """One serial step in which every sample is `token_id`; returns its output."""
     output = scheduler.schedule()
     read(scheduler, output, token_id)
     scheduler.check()
@@ -105,7 +105,7 @@ def names(requests):
 
 
 def error_of(function, *args):
-    """The exception that a call ends with, or None."""
+    """The exception that a call raises, or None."""
     try:
         function(*args)
     except Exception as error:
@@ -117,52 +117,56 @@ def error_of(function, *args):
 
 
 def half_way(num_tokens=100, num_computed=64):
-    """A prompt that is under way."""
+    """A prompt that is partly computed."""
     request = make_request(num_prompt=num_tokens)
     request.num_computed_tokens, request.num_prefill_tokens = num_computed, num_tokens
     return request
 
 
 @pytest.mark.exercise("scheduler.next_chunk")
-def test_a_chunk_goes_on_where_the_last_one_ended():
+def test_a_chunk_starts_after_the_computed_tokens():
     """100 tokens, 64 computed."""
     request = half_way(100, 64)
-    assert next_chunk(request, 20).start == 64, "64 tokens are computed: does it start behind them?"
-    assert next_chunk(request, 20).length == 20, "36 tokens are left, 20 are allowed"
-    assert request.num_computed_tokens == 64, "asking for a chunk changes nothing: who counts it?"
+    assert next_chunk(request, 20).start == 64, "64 tokens are computed: where does the next start?"
+    assert next_chunk(request, 20).length == 20, (
+        "36 tokens are left and the budget is 20: how many?"
+    )
+    assert request.num_computed_tokens == 64, (
+        "the scheduler counts later: do you change the request?"
+    )
 
 
 @pytest.mark.exercise("scheduler.next_chunk")
-def test_a_chunk_ends_at_the_last_token_at_the_latest():
+def test_a_chunk_stops_at_the_last_known_token():
     """100 tokens, 64 computed, budget 50: 36 are left."""
     request = half_way(100, 64)
     assert next_chunk(request, 50).length == 36, (
-        "only 36 of 100 tokens are left: does your chunk run past the last one?"
+        "36 of 100 tokens are left: can the chunk be longer than that?"
     )
 
 
 @pytest.mark.exercise("scheduler.next_chunk")
-def test_only_behind_the_last_token_a_new_one_is_sampled():
-    """A chunk that ends in the middle of a prompt says nothing about the answer."""
+def test_only_the_last_known_token_is_followed_by_a_sample():
+    """A chunk that ends in the middle of a prompt doesn't predict the answer."""
     request = half_way(100, 64)
     assert next_chunk(request, 20).samples is False, (
-        "it ends in the middle of the prompt: what would a sample there be the answer to?"
+        "the chunk ends in the middle of the prompt: isn't the next token known already?"
     )
-    assert next_chunk(request, 36).samples is True, "36 of 36: the last token is in the chunk"
-    assert next_chunk(request, 50).samples is True, "the last token is in the chunk"
+    assert next_chunk(request, 36).samples is True, "the chunk has all 36 remaining tokens: sample?"
+    assert next_chunk(request, 50).samples is True, "the chunk includes the last token: sample?"
 
 
 @pytest.mark.exercise("scheduler.next_chunk")
-def test_phase_is_told_and_not_guessed_from_the_length():
-    """A prompt's last chunk may have one token: it is still prefill."""
+def test_the_phase_is_read_and_not_inferred_from_the_length():
+    """The last chunk of a prompt may have one token: it is still prefill."""
     request = half_way(5, 4)
-    assert next_chunk(request, 8).length == 1, "the last token of five is left"
+    assert next_chunk(request, 8).length == 1, "4 of 5 tokens are computed: how many are left?"
     assert next_chunk(request, 8).is_decode is False, (
-        "one token, and still the prompt: do you tell the phase by the length?"
+        "this one token belongs to the prompt: do you infer the phase from the length?"
     )
     request.token_ids.append(7)
     request.num_computed_tokens = 5
-    assert next_chunk(request, 8).is_decode is True, "the prompt is computed: it decodes"
+    assert next_chunk(request, 8).is_decode is True, "the prompt is computed: is it decode now?"
 
 
 @pytest.mark.exercise("scheduler.next_chunk")
@@ -173,9 +177,9 @@ def test_an_answer_that_is_computed_again_is_prefill():
     request.num_prefill_tokens, request.num_computed_tokens = 7, 5
     chunk = next_chunk(request, 1)
     assert chunk.is_decode is False, (
-        "position 5 is answer and computed again: do you tell the phase by num_prompt_tokens?"
+        "position 5 is recomputed after a preemption: do you compare with num_prompt_tokens?"
     )
-    assert chunk.samples is False, "one more token is known already: is it sampled a second time?"
+    assert chunk.samples is False, "position 6 is known already: do you sample it again?"
 
 
 @pytest.mark.exercise("scheduler.next_chunk")
@@ -184,8 +188,8 @@ def test_a_token_in_flight_can_be_computed():
     request = half_way(4, 4)
     request.num_pending_tokens = 1
     chunk = next_chunk(request, 8)
-    assert chunk.length == 1, "the fifth token is on its way: len(token_ids), or num_tokens?"
-    assert chunk.samples is True, "it is the last token that there is"
+    assert chunk.length == 1, "the fifth token is in flight: is it len(token_ids) or num_tokens?"
+    assert chunk.samples is True, "it is the last known token: does a sample follow?"
 
 
 # -- finish_reason --
@@ -199,44 +203,48 @@ def answered(*token_ids, max_tokens=3):
 
 
 @pytest.mark.exercise("scheduler.finish_reason")
-def test_an_answer_goes_on_until_there_is_a_reason():
-    """One token of three, and no stop token."""
-    assert finish_reason(answered(5)) is None, "one token of three, and no stop token: it goes on"
+def test_an_answer_continues_until_there_is_a_reason():
+    """One or two tokens of three, no stop token."""
+    assert finish_reason(answered(5)) is None, "one token of three, no stop token: why end it?"
     assert finish_reason(answered(5, 5)) is None, (
-        "two tokens of three: max_num_tokens counts the prompt too, did you add it once more?"
+        "two tokens of three: max_num_tokens includes the prompt, did you add it again?"
     )
 
 
 @pytest.mark.exercise("scheduler.finish_reason")
 def test_a_stop_token_ends_the_answer():
     """Any of the stop tokens, as the last one."""
-    request = answered(5, STOP)
-    assert finish_reason(request) == "stop", "the token read last is a stop token"
-    request.stop_token_ids = frozenset([98, STOP])
-    assert finish_reason(request) == "stop", "there can be several stop tokens: is yours one of it?"
+    assert finish_reason(answered(5, STOP)) == "stop", "is the last token read a stop token?"
+    for last in (7, 98, STOP, 1000):
+        request = answered(5, last)
+        request.stop_token_ids = frozenset([7, 98, STOP, 1000])
+        assert finish_reason(request) == "stop", "there are 4 stop tokens: do you look for each?"
 
 
 @pytest.mark.exercise("scheduler.finish_reason")
 def test_the_last_token_allowed_ends_the_answer():
     """Three tokens of three."""
-    assert finish_reason(answered(5, 5, 5)) == "length", "three of three: is it > or >=?"
+    assert finish_reason(answered(5, 5, 5)) == "length", "three tokens of three: is it > or >=?"
 
 
 @pytest.mark.exercise("scheduler.finish_reason")
-def test_stop_goes_before_length():
+def test_stop_takes_precedence_over_length():
     """The last token allowed is a stop token: the answer was complete."""
     assert finish_reason(answered(5, 5, STOP)) == "stop", (
-        "the model had come to its end: do you ask for the length first?"
+        "the model finished with its last token: do you look at the length first?"
     )
 
 
 @pytest.mark.exercise("scheduler.finish_reason")
-def test_a_stop_token_elsewhere_ends_nothing():
+def test_only_the_last_token_can_be_a_stop_token():
     """Chat templates put end-of-turn tokens into every prompt."""
     request = make_request(token_ids=[STOP, 1])
     request.token_ids.append(5)
     assert finish_reason(request) is None, (
-        "the stop token stands in the prompt: do you look at more than the last token?"
+        "the stop token is in the prompt: do you look at more than the last token?"
+    )
+    assert finish_reason(answered(STOP, 5)) is None, (
+        "the last token is 5: do you look for stop tokens before it?"
     )
 
 
@@ -246,7 +254,7 @@ def test_tokens_in_flight_do_not_end_the_answer():
     request = answered(5, 5)
     request.num_pending_tokens = 1
     assert finish_reason(request) is None, (
-        "the third token is not read yet: do you count num_tokens, which runs ahead?"
+        "the third token isn't read yet: does num_tokens include tokens in flight?"
     )
 
 
@@ -254,25 +262,28 @@ def test_tokens_in_flight_do_not_end_the_answer():
 
 
 @pytest.mark.exercise("scheduler.Scheduler.admit")
-def test_a_newcomer_gets_memory_for_all_its_tokens():
-    """30 tokens, none of them known."""
+def test_a_new_request_gets_memory_for_all_its_tokens():
+    """30 tokens, none of them cached."""
     scheduler = make_scheduler(memory=Store(100))
     request = make_request("a", 30)
-    assert scheduler.admit(request) is True, "30 of 100 fit: is there a `return True` at the end?"
-    assert scheduler.memory.tokens_of == {"a": 30}, "a has 30 tokens: did you get memory for all?"
-    assert request.num_computed_tokens == 0, "nothing was known, so nothing is computed"
+    assert scheduler.admit(request) is True, "30 of 100 tokens fit: do you return True at the end?"
+    assert scheduler.memory.tokens_of == {"a": 30}, "a has 30 tokens: is there memory for all?"
+    assert request.num_computed_tokens == 0, "no tokens were found: is anything computed?"
+    assert names(scheduler.running) == [], "schedule_waiting moves requests: do you change a queue?"
 
 
 @pytest.mark.exercise("scheduler.Scheduler.admit")
-def test_known_tokens_count_as_computed():
-    """The memory knows 16 of 30."""
+def test_cached_tokens_count_as_computed():
+    """16 of 30 tokens are found in memory."""
     scheduler = make_scheduler(memory=Store(100, known=16))
     request = make_request("a", 30)
     scheduler.admit(request)
-    assert request.num_computed_tokens == 16, "16 tokens were found computed: do they count?"
-    assert request.num_cached_tokens == 16, "16 tokens were found: is num_cached_tokens set?"
+    assert request.num_computed_tokens == 16, (
+        "reuse_prefix found 16 computed tokens: do they count?"
+    )
+    assert request.num_cached_tokens == 16, "reuse_prefix found 16: is num_cached_tokens set?"
     assert scheduler.memory.tokens_of == {"a": 30}, (
-        "allocate is told how many tokens the request has in all: did you take off the known ones?"
+        "allocate wants the total number of tokens: did you subtract those that were found?"
     )
 
 
@@ -284,84 +295,95 @@ def test_after_a_preemption_the_answer_is_prefill_too():
     request.token_ids += [5, 6, 7]
     scheduler.admit(request)
     assert request.num_prefill_tokens == 7, (
-        "prompt and answer so far, 4 + 3, are computed anew: do you count the prompt only?"
+        "4 tokens of prompt and 3 of answer are computed again: do you count only the prompt?"
     )
-    assert scheduler.memory.tokens_of == {"a": 7}, "4 + 3 tokens need memory"
+    assert scheduler.memory.tokens_of == {"a": 7}, "prompt and answer, 4 + 3, need memory"
 
 
 @pytest.mark.exercise("scheduler.Scheduler.admit")
-def test_cached_tokens_are_counted_once():
-    """Preempted and admitted again: what it finds now it has computed itself."""
+@pytest.mark.parametrize("cached", [4, 0])
+def test_cached_tokens_are_counted_at_the_first_admission(cached):
+    """Preempted and admitted again: the tokens found now are its own."""
     scheduler = make_scheduler(memory=Store(100, known=16))
     request = make_request("a", 30)
-    request.num_preemptions, request.num_prefill_tokens, request.num_cached_tokens = 1, 30, 4
+    request.num_preemptions, request.num_prefill_tokens = 1, 30
+    request.num_cached_tokens = cached
     scheduler.admit(request)
-    assert request.num_computed_tokens == 16, "16 tokens are computed, no matter by which request"
-    assert request.num_cached_tokens == 4, (
-        "4 tokens were cached at the first admission: does the second one change that count?"
+    assert request.num_computed_tokens == 16, "16 tokens are computed, even if by a itself"
+    assert request.num_cached_tokens == cached, (
+        "num_cached_tokens belongs to the first admission: does the second one change it?"
     )
 
 
 @pytest.mark.exercise("scheduler.Scheduler.admit")
 def test_a_refused_request_holds_no_memory():
-    """40 of 50 are taken, 30 wanted, 16 of them known."""
+    """40 of 50 are taken, 30 wanted, 16 of them cached."""
     scheduler = make_scheduler(memory=Store(50, known=16))
     running(scheduler, "old", 40)
     request = make_request("a", 30)
-    assert scheduler.admit(request) is False, "30 tokens beside 40 in a memory for 50: refused"
+    assert scheduler.admit(request) is False, "30 more tokens don't fit beside 40 of 50: refused?"
     assert scheduler.memory.tokens_of == {"old": 40}, (
-        "refused, and still it holds what reuse_prefix gave it: who frees that?"
+        "a refused request still holds what reuse_prefix gave it: who frees that?"
     )
     counts = (request.num_cached_tokens, request.num_computed_tokens, request.num_prefill_tokens)
-    assert counts == (0, 0, 0), "refused, and its counts have changed: do you set them too early?"
+    assert counts == (0, 0, 0), (
+        "the counts of a refused request changed: do you set them too early?"
+    )
+    assert (names(scheduler.waiting), names(scheduler.running)) == ([], ["old"]), (
+        "a refusal changes nothing: do you touch a queue?"
+    )
 
 
 @pytest.mark.exercise("scheduler.Scheduler.admit")
-def test_a_newcomer_leaves_the_watermark_to_those_that_run():
+def test_a_new_request_leaves_the_watermark_to_running_requests():
     """A reserve of 10 in a memory for 100, 20 of them taken."""
     scheduler = make_scheduler(memory=Store(100, reserve=10))
     running(scheduler, "old", 20)
     assert not scheduler.admit(make_request("a", 71)), (
-        "71 beside 20 of 100 would leave 9, the watermark is 10: do you ask allocate to keep it?"
+        "71 tokens beside 20 of 100 leave 9, the watermark is 10: does allocate know to keep it?"
     )
-    assert scheduler.admit(make_request("b", 70)), "70 beside 20 of 100 leave the watermark of 10"
+    assert scheduler.admit(make_request("b", 70)), "70 beside 20 of 100 leave exactly the watermark"
 
 
 @pytest.mark.exercise("scheduler.Scheduler.admit")
 def test_without_running_requests_no_watermark_is_kept():
     """A reserve of 10 in a memory for 100, and no running request."""
-    scheduler = make_scheduler(memory=Store(100, reserve=10))
-    assert scheduler.admit(make_request("a", 95)), (
-        "no request runs that could use the reserve: would `a` have to wait for ever?"
+    request = make_request("a", 95)
+    scheduler = make_scheduler(memory=Store(100, reserve=10), requests=[request, make_request("b")])
+    assert scheduler.admit(request), (
+        "no running request could use the reserve: would `a` wait forever?"
     )
 
 
 @pytest.mark.exercise("scheduler.Scheduler.admit")
 def test_a_request_in_flight_is_not_admitted():
-    """Preempted while its last step was on its way: a token of it is not read yet."""
-    scheduler = make_scheduler(memory=Store(100))
+    """Preempted while its last step was in flight: a token of it isn't read yet."""
+    scheduler = make_scheduler(memory=Store(100, known=16))
     request = make_request("a", 30)
     request.num_in_flight = 1
     assert scheduler.admit(request) is False, (
-        "a step in flight still computes it, and its token is not read: do you ask num_in_flight?"
+        "a step in flight still computes this request: do you check num_in_flight?"
     )
-    assert scheduler.memory.tokens_of == {}, "it waits, so it holds nothing"
+    assert scheduler.memory.tokens_of == {}, "it must wait: why does it hold memory?"
+    assert (request.num_computed_tokens, request.num_prefill_tokens) == (0, 0), (
+        "it must wait: did its counts change?"
+    )
 
 
 @pytest.mark.exercise("scheduler.Scheduler.admit")
-def test_cached_tokens_belong_to_the_prefill():
-    """The memory knows 16 of 30: position 16 is still a prompt's."""
+def test_cached_tokens_are_part_of_the_prefill():
+    """16 of 30 tokens are cached: position 16 still belongs to the prompt."""
     scheduler = make_scheduler(memory=Store(100, known=16))
     request = make_request("a", 30)
     scheduler.admit(request)
     assert request.num_prefill_tokens == 30, (
-        "all 30 tokens come before decoding: do you take off those that were found?"
+        "decoding starts after all 30 tokens: did you subtract the cached ones?"
     )
     assert not request.is_decoding, "14 tokens of the prompt are not computed yet"
 
 
 @pytest.mark.exercise("scheduler.Scheduler.admit")
-def test_every_admission_sets_the_prefill_anew():
+def test_every_admission_sets_the_prefill():
     """Admitted with 4 tokens, preempted with 7."""
     scheduler = make_scheduler(memory=Store(100))
     request = make_request("a", 4)
@@ -369,7 +391,7 @@ def test_every_admission_sets_the_prefill_anew():
     request.token_ids += [5, 6, 7]
     scheduler.admit(request)
     assert request.num_prefill_tokens == 7, (
-        "it was admitted before, with 4 tokens: does num_prefill_tokens still say so?"
+        "it had 4 tokens at its first admission and has 7 now: is num_prefill_tokens updated?"
     )
 
 
@@ -378,14 +400,20 @@ def test_every_admission_sets_the_prefill_anew():
 
 @pytest.mark.exercise("scheduler.Scheduler.schedule_waiting")
 def test_an_admitted_request_leaves_the_queue():
-    """From the queue's head to the end of `running`, with a chunk in the step."""
-    scheduler = make_scheduler(requests=[make_request("a")])
+    """From the head of the queue to the end of `running`, with a chunk in the step."""
+    request = make_request("a")
+    scheduler = make_scheduler(requests=[request])
     running(scheduler, "old", 6)
     output = SchedulerOutput()
     scheduler.schedule_waiting(output)
     assert plan(output) == ["a prefills 4"], "there is room for a: does it get a chunk?"
-    assert names(scheduler.running) == ["old", "a"], "who has a chunk runs: is a behind old?"
-    assert names(scheduler.waiting) == [], "a runs now: did it leave the queue?"
+    assert names(scheduler.running) == ["old", "a"], (
+        "`running` is in order of admission: is a last?"
+    )
+    assert names(scheduler.waiting) == [], "a is running now: did it leave the queue?"
+    assert (request.num_computed_tokens, request.num_in_flight) == (4, 1), (
+        "a chunk must be counted once: do you add it to the step with self._take?"
+    )
 
 
 @pytest.mark.exercise("scheduler.Scheduler.schedule_waiting")
@@ -394,7 +422,7 @@ def test_prompts_fill_the_budget_in_order_of_arrival():
     scheduler = make_scheduler(budget=10, requests=[make_request(name) for name in "abc"])
     output = SchedulerOutput()
     scheduler.schedule_waiting(output)
-    assert output.num_tokens <= 10, "a budget of 10 for all: do you take off what each chunk uses?"
+    assert output.num_tokens <= 10, "three prompts share a budget of 10: does each chunk reduce it?"
     assert plan(output) == ["a prefills 4", "b prefills 4", "c prefills 2"], (
         "4 + 4 leave 2 of the budget of 10: does the third prompt get them?"
     )
@@ -407,75 +435,119 @@ def test_chunks_in_the_step_count_against_the_budget():
     output = SchedulerOutput([Chunk(make_request("a"), 4, 1, samples=True, is_decode=True)])
     scheduler.schedule_waiting(output)
     assert output.num_tokens <= 10, (
-        "1 of 10 was taken before: does your budget begin with what `output` leaves?"
+        "a decode has used 1 of 10: does your budget start with what `output` leaves?"
     )
     assert plan(output) == ["a decodes 1", "b prefills 9"], "9 of 10 are left for the prompt"
 
 
 @pytest.mark.exercise("scheduler.Scheduler.schedule_waiting")
-def test_an_empty_budget_admits_no_request():
-    """All of it went to the running ones: a chunk of no tokens would be no chunk."""
+def test_without_budget_no_request_is_admitted():
+    """Running requests used all of it, and a chunk can't have 0 tokens."""
     scheduler = make_scheduler(budget=1, requests=[make_request("b", 20)])
     output = SchedulerOutput([Chunk(make_request("a"), 4, 1, samples=True, is_decode=True)])
     scheduler.schedule_waiting(output)
-    assert names(scheduler.waiting) == ["b"], "nothing is left of the budget: b waits"
+    assert names(scheduler.waiting) == ["b"], "the budget is used up: does b still wait?"
     scheduler.max_num_batched_tokens = 2
     scheduler.schedule_waiting(output)
     assert plan(output) == ["a decodes 1", "b prefills 1"], (
-        "1 of 2 is left for b: is a budget of 1 none in your code?"
+        "1 of 2 is left for b: does your loop stop at 1 instead of 0?"
     )
 
 
 @pytest.mark.exercise("scheduler.Scheduler.schedule_waiting")
-def test_no_more_requests_run_than_there_are_rows():
-    """Two rows, three requests."""
+def test_at_most_max_num_seqs_requests_run():
+    """Two seats, three requests; then two seats, one of them taken."""
     scheduler = make_scheduler(max_num_seqs=2, requests=[make_request(name) for name in "abc"])
     scheduler.schedule_waiting(SchedulerOutput())
     assert names(scheduler.running) == ["a", "b"], (
-        "max_num_seqs is 2: do you count those that run before you admit one more?"
+        "max_num_seqs is 2: do you count running requests before each admission?"
     )
-    assert names(scheduler.waiting) == ["c"], "the third one waits for a row"
+    assert names(scheduler.waiting) == ["c"], "the third request waits for a seat"
+    scheduler = make_scheduler(max_num_seqs=2, requests=[make_request(name) for name in "ab"])
+    running(scheduler, "old", 6)
+    scheduler.schedule_waiting(SchedulerOutput())
+    assert names(scheduler.running) == ["old", "a"], (
+        "old has one of two seats, without a chunk in this step: do you count it?"
+    )
 
 
 @pytest.mark.exercise("scheduler.Scheduler.schedule_waiting")
-def test_no_request_overtakes():
-    """20 of 100 are taken: 90 do not fit, 2 behind them would."""
+def test_a_chunk_starts_after_cached_tokens():
+    """2 of 4 tokens are found at admission."""
+    scheduler = make_scheduler(memory=Store(100, known=2), requests=[make_request("a")])
+    output = SchedulerOutput()
+    scheduler.schedule_waiting(output)
+    assert shape(output) == [("a", 2, 2, True, False)], (
+        "admission finds 2 of 4 tokens computed: do you make the chunk after that?"
+    )
+
+
+@pytest.mark.exercise("scheduler.Scheduler.schedule_waiting")
+def test_requests_start_in_order_of_arrival():
+    """20 of 100 are taken: 90 don't fit, the 2 behind them would."""
     requests = [make_request("big", 90), make_request("small", 2)]
     scheduler = make_scheduler(max_tokens=100, requests=requests)
     running(scheduler, "old", 20)
     output = SchedulerOutput()
     scheduler.schedule_waiting(output)
     assert plan(output) == [], (
-        "small stands behind big: if the small ones pass, when does big ever get its turn?"
+        "big is first in the queue: if small requests overtake it, when does it ever start?"
     )
-    assert names(scheduler.waiting) == ["big", "small"], "the queue stays in order"
+    assert names(scheduler.waiting) == ["big", "small"], "is the queue still in order of arrival?"
 
 
 @pytest.mark.exercise("scheduler.Scheduler.schedule_waiting")
 def test_a_request_that_does_not_fit_now_waits():
-    """Memory comes free when those that run come to their end."""
+    """Memory becomes free when running requests end."""
     scheduler = make_scheduler(max_tokens=100, requests=[make_request("big", 90)])
     running(scheduler, "old", 20)
     output = SchedulerOutput()
     scheduler.schedule_waiting(output)
     assert names(output.failed) == [], (
-        "big fits when old has ended: do you fail a request while others hold memory?"
+        "big fits once old has ended: do you fail a request while others hold memory?"
     )
-    assert names(scheduler.waiting) == ["big"], "big waits"
+    assert names(scheduler.waiting) == ["big"], "big must stay in the queue"
 
 
 @pytest.mark.exercise("scheduler.Scheduler.schedule_waiting")
-def test_only_the_request_that_can_never_fit_fails():
-    """No request holds memory, and 50 tokens do not fit into 20."""
+def test_an_admitted_request_lets_the_next_one_wait():
+    """Nothing runs at first; a memory for 8, two prompts of 6."""
+    requests = [make_request("a", 6), make_request("b", 6)]
+    scheduler = make_scheduler(max_tokens=8, requests=requests)
+    output = SchedulerOutput()
+    scheduler.schedule_waiting(output)
+    assert (plan(output), names(output.failed)) == (["a prefills 6"], []), (
+        "`b` fits once `a` has ended: do you look at `running` before `a` is admitted, or after?"
+    )
+    assert names(scheduler.waiting) == ["b"], "b must stay in the queue"
+
+
+@pytest.mark.exercise("scheduler.Scheduler.schedule_waiting")
+def test_an_idle_engine_can_use_the_whole_memory():
+    """A reserve of 10 in a memory for 100, a prompt of 95, and no running request."""
+    scheduler = make_scheduler(memory=Store(100, reserve=10), requests=[make_request("a", 95)])
+    output = SchedulerOutput()
+    scheduler.schedule_waiting(output)
+    assert names(output.failed) == [], (
+        "no request runs while admit is asked: do you change `running` before that?"
+    )
+    assert names(scheduler.running) == ["a"], "a fits and is admitted: is it in `running`?"
+
+
+@pytest.mark.exercise("scheduler.Scheduler.schedule_waiting")
+def test_only_a_request_that_can_never_fit_fails():
+    """The memory is empty, and 50 tokens don't fit into 20."""
     requests = [make_request("huge", 50), make_request("b", 4)]
     scheduler = make_scheduler(max_tokens=20, requests=requests)
     output = SchedulerOutput()
     error = error_of(scheduler.schedule_waiting, output)
-    assert error is None, "one request fails, the engine goes on: do you raise?"
+    assert error is None, "huge alone should fail, with self._fail: does your code raise?"
     assert names(output.failed) == ["huge"], (
-        "no request runs, so no memory will become free: does huge wait for ever?"
+        "no request is running, so no memory will become free: does huge wait forever?"
     )
-    assert plan(output) == ["b prefills 4"], "huge failed alone: does the next one get its turn?"
+    assert plan(output) == ["b prefills 4"], (
+        "huge failed alone: do you go on with the next request?"
+    )
 
 
 @pytest.mark.exercise("scheduler.Scheduler.schedule_waiting")
@@ -487,7 +559,7 @@ def test_no_request_fails_while_a_step_is_unread():
     output = SchedulerOutput()
     scheduler.schedule_waiting(output)
     assert names(output.failed) == [], (
-        "a step is unread, memory comes free with it: do you ask num_unread_steps?"
+        "reading the unread step may free memory for `a`: do you check num_unread_steps?"
     )
 
 
@@ -495,91 +567,130 @@ def test_no_request_fails_while_a_step_is_unread():
 
 
 @pytest.mark.exercise("scheduler.Scheduler.make_room")
-def test_room_that_is_there_is_taken():
+def test_free_memory_is_used_first():
     """6 tokens computed, a memory for 7."""
     scheduler = make_scheduler(max_tokens=7)
     request, output = running(scheduler, "a", 6), SchedulerOutput()
     assert scheduler.make_room(request, output) is True, (
         "the 7th token fits: do you ask for more than one, or is a `return True` missing?"
     )
-    assert scheduler.memory.tokens_of == {"a": 7}, "6 are computed: is there room for the 7th?"
-    assert names(output.preempted) == [], "there was room: no request has to be preempted"
+    assert scheduler.memory.tokens_of == {"a": 7}, "6 are computed: is there memory for the 7th?"
+    assert names(output.preempted) == [], "there was room: why preempt a request?"
 
 
 @pytest.mark.exercise("scheduler.Scheduler.make_room")
-def test_the_newest_request_goes_first():
+def test_the_newest_request_is_preempted_first():
     """Two with 6 tokens each in a memory for 12: the older one needs a 7th."""
     scheduler = make_scheduler(max_tokens=12, requests=[make_request("later")])
     old, _ = running(scheduler, "old", 6), running(scheduler, "new", 6)
     output = SchedulerOutput()
-    assert scheduler.make_room(old, output) is True, "new can go: old gets its token"
-    assert names(output.preempted) == ["new"], (
-        "the newest has the least to lose: which end of `running` do you take?"
+    assert scheduler.make_room(old, output) is True, (
+        "preempting new frees enough memory for old: which request do you preempt?"
     )
-    assert names(scheduler.running) == ["old"], "new does not run any more"
-    assert names(scheduler.waiting) == ["new", "later"], "new goes to the head of the queue"
+    assert names(output.preempted) == ["new"], "the newest request is at which end of `running`?"
+    assert names(scheduler.running) == ["old"], "new is preempted: is it still in `running`?"
+    assert names(scheduler.waiting) == ["new", "later"], "does new go to the head of the queue?"
 
 
 @pytest.mark.exercise("scheduler.Scheduler.make_room")
-def test_as_many_go_as_must_and_no_more():
-    """The newest holds nothing of its own, the one before it does."""
+def test_age_decides_and_not_the_number_of_tokens():
+    """The newest request is neither the smallest nor the largest."""
+    scheduler = make_scheduler(max_tokens=18)
+    sizes = {"a": 5, "b": 3, "c": 6, "d": 4}
+    requests = [running(scheduler, name, size) for name, size in sizes.items()]
+    output = SchedulerOutput()
+    scheduler.make_room(requests[0], output)
+    assert names(output.preempted) == ["d"], (
+        "d is the newest: do you choose by the number of tokens?"
+    )
+
+
+@pytest.mark.exercise("scheduler.Scheduler.make_room")
+def test_no_more_requests_are_preempted_than_necessary():
+    """The newest holds no memory of its own, the one before it does."""
     scheduler = make_scheduler(max_tokens=18)
     requests = [running(scheduler, name, 6) for name in ("a", "b", "c", "d")]
     scheduler.memory.tokens_of["d"] = 0
     output = SchedulerOutput()
     scheduler.make_room(requests[0], output)
     assert names(output.preempted) == ["d", "c"], (
-        "d gave nothing back, c gave enough: do you try again after each one?"
+        "d frees nothing and c frees enough: do you ask for memory after each preemption?"
     )
 
 
 @pytest.mark.exercise("scheduler.Scheduler.make_room")
-def test_the_newest_gives_way_itself():
+def test_the_newest_request_may_preempt_itself():
     """The newest one needs a token itself."""
     scheduler = make_scheduler(max_tokens=12)
     _, new = running(scheduler, "old", 6), running(scheduler, "new", 6)
     output = SchedulerOutput()
     assert scheduler.make_room(new, output) is False, (
-        "new was preempted itself and owns nothing: may it still compute a token?"
+        "new was preempted and holds no memory: can it still compute a token?"
     )
-    assert names(output.preempted) == ["new"], "new is the newest: it is preempted itself"
-    assert names(scheduler.running) == ["old"], "old has done nothing wrong"
+    assert names(output.preempted) == ["new"], "new is the newest: is it preempted itself?"
+    assert names(scheduler.running) == ["old"], "old is older: does it keep running?"
 
 
 @pytest.mark.exercise("scheduler.Scheduler.make_room")
-def test_a_request_that_is_alone_and_does_not_fit_fails():
+def test_a_request_that_runs_alone_and_does_not_fit_fails():
     """A memory for 6 tokens, and a 7th is needed."""
     scheduler = make_scheduler(max_tokens=6, requests=[make_request("next")])
     request, output = running(scheduler, "a", 6), SchedulerOutput()
     error = error_of(scheduler.make_room, request, output)
-    assert error is None, "one request fails, the engine goes on: do you raise?"
+    assert error is None, "a alone should fail, with self._fail: does your code raise?"
     assert names(output.preempted) == [], (
-        "alone, it would come back, grow and be preempted again, for ever: who ends that?"
+        "alone, it would come back, grow and be preempted again: what ends that loop?"
     )
-    assert names(output.failed) == ["a"], "it needs 7 tokens, there are 6 in all: it fails"
-    assert names(scheduler.running) == [], "it has ended: does it still stand in `running`?"
+    assert names(output.failed) == ["a"], "a needs 7 tokens and the memory holds 6: does it fail?"
+    assert names(scheduler.running) == [], "self._fail doesn't touch `running`: who removes `a`?"
 
 
 @pytest.mark.exercise("scheduler.Scheduler.make_room")
 def test_a_failed_request_gets_no_token():
-    """The answer is False for it, too."""
+    """make_room returns False for it, too."""
     scheduler = make_scheduler(max_tokens=6)
     request = running(scheduler, "a", 6)
-    assert scheduler.make_room(request, SchedulerOutput()) is False, "a has no room for its token"
+    assert scheduler.make_room(request, SchedulerOutput()) is False, "a has no memory for its token"
 
 
 @pytest.mark.exercise("scheduler.Scheduler.make_room")
-def test_a_request_that_is_alone_waits_for_unread_steps():
+def test_preempting_all_others_may_not_be_enough():
+    """The oldest uses the whole memory, the newest holds nothing yet."""
+    scheduler = make_scheduler(max_tokens=6)
+    old, _ = running(scheduler, "old", 6), running(scheduler, "new", 6)
+    scheduler.memory.tokens_of["new"] = 0
+    output = SchedulerOutput()
+    assert scheduler.make_room(old, output) is False, "old needs 7 tokens and the memory holds 6"
+    assert (names(output.preempted), names(output.failed)) == (["new"], ["old"]), (
+        "new is preempted and old still has no room: does old fail in the same call?"
+    )
+
+
+@pytest.mark.exercise("scheduler.Scheduler.make_room")
+def test_a_request_that_runs_alone_waits_for_unread_steps():
     """A finished request keeps its memory until the last step that writes to it is read."""
     scheduler = make_scheduler(max_tokens=10)
     request, output = running(scheduler, "a", 6), SchedulerOutput()
     scheduler.memory.tokens_of["ended"] = 4
     scheduler.num_unread_steps = 1
-    assert scheduler.make_room(request, output) is False, "there is no room at the moment"
+    assert scheduler.make_room(request, output) is False, "there is no room until the step is read"
     assert names(output.failed) == [], (
-        "a step is unread, memory comes free with it: do you ask num_unread_steps?"
+        "reading the unread step may free memory for `a`: do you check num_unread_steps?"
     )
-    assert names(scheduler.running) == ["a"], "it keeps its place, and all that it has"
+    assert names(scheduler.running) == ["a"], "a must keep its place in `running`"
+
+
+@pytest.mark.exercise("scheduler.Scheduler.make_room")
+def test_an_unread_step_does_not_prevent_preemption():
+    """Two requests and an unread step: the newest is preempted as usual."""
+    scheduler = make_scheduler(max_tokens=12)
+    old, _ = running(scheduler, "old", 6), running(scheduler, "new", 6)
+    scheduler.num_unread_steps = 1
+    output = SchedulerOutput()
+    scheduler.make_room(old, output)
+    assert names(output.preempted) == ["new"], (
+        "only a request that runs alone waits for an unread step: does old wait here?"
+    )
 
 
 @pytest.mark.exercise("scheduler.Scheduler.make_room")
@@ -588,24 +699,24 @@ def test_a_decoding_request_may_use_the_watermark():
     scheduler = make_scheduler(memory=Store(10, reserve=5))
     request, output = running(scheduler, "a", 6), SchedulerOutput()
     assert scheduler.make_room(request, output) is True, (
-        "7 of 10 fit, the reserve is for requests like this: do you keep the watermark from it?"
+        "7 of 10 tokens fit: is the watermark kept from the running requests it is meant for?"
     )
 
 
 @pytest.mark.exercise("scheduler.Scheduler.make_room")
 def test_a_request_that_waits_for_an_unread_step_is_not_preempted():
-    """It would lose what it has, for nothing."""
+    """It would lose its memory without helping any other request."""
     scheduler = make_scheduler(max_tokens=10)
     request, output = running(scheduler, "a", 6), SchedulerOutput()
     scheduler.memory.tokens_of["ended"] = 4
     scheduler.num_unread_steps = 1
     scheduler.make_room(request, output)
-    assert names(output.preempted) == [], "it is alone: whom does its preemption help?"
-    assert scheduler.memory.tokens_of["a"] == 6, "it keeps the memory for its 6 tokens"
+    assert names(output.preempted) == [], "a runs alone: which request would its preemption help?"
+    assert scheduler.memory.tokens_of["a"] == 6, "a must keep the memory for its 6 tokens"
 
 
 @pytest.mark.exercise("scheduler.Scheduler.make_room")
-def test_room_is_for_the_token_behind_the_computed_ones():
+def test_room_is_for_the_token_after_the_computed_ones():
     """A prompt of 6, and 3 tokens of the answer are computed."""
     scheduler = make_scheduler(max_tokens=20)
     request = running(scheduler, "a", 6)
@@ -613,7 +724,7 @@ def test_room_is_for_the_token_behind_the_computed_ones():
     request.num_computed_tokens = 9
     scheduler.make_room(request, SchedulerOutput())
     assert scheduler.memory.tokens_of == {"a": 10}, (
-        "9 tokens are computed, 6 of them prefill: is there room for the 10th?"
+        "9 tokens are computed, prompt and answer: is there memory for the 10th?"
     )
 
 
@@ -621,15 +732,17 @@ def test_room_is_for_the_token_behind_the_computed_ones():
 
 
 @pytest.mark.exercise("scheduler.Scheduler.schedule")
-def test_a_prompt_is_computed_at_once_then_one_token_a_step():
+def test_a_prompt_is_computed_at_once_and_then_one_token_per_step():
     """Prefill of 4 tokens samples the first token of the answer; then decoding."""
     scheduler = make_scheduler(requests=[make_request("a")])
     output = scheduler.schedule()
-    assert isinstance(output, SchedulerOutput), "the answer got lost: is there a `return`?"
-    assert shape(output) == [("a", 0, 4, True, False)], "a prompt of 4 tokens, and room for 64"
+    assert isinstance(output, SchedulerOutput), (
+        "schedule returns the output: is a `return` missing?"
+    )
+    assert shape(output) == [("a", 0, 4, True, False)], "a's prompt of 4 fits a budget of 64"
     read(scheduler, output)
-    assert shape(step(scheduler)) == [("a", 4, 1, True, True)], "it decodes: one token"
-    assert shape(step(scheduler)) == [("a", 5, 1, True, True)], "and one more"
+    assert shape(step(scheduler)) == [("a", 4, 1, True, True)], "a decodes: does it get one token?"
+    assert shape(step(scheduler)) == [("a", 5, 1, True, True)], "a decodes: does it get one more?"
 
 
 @pytest.mark.exercise("scheduler.Scheduler.schedule")
@@ -639,45 +752,45 @@ def test_decodes_go_first_and_prompts_fill_the_rest():
     running(scheduler, "a", 4)
     output = scheduler.schedule()
     assert plan(output) == ["a decodes 1", "b prefills 9"], (
-        "a is answering, b is new: does every decoding request get a token before any prompt?"
+        "a decodes and b is new: do decodes go first, and does b get the rest of the budget?"
     )
     read(scheduler, output)
     output = scheduler.schedule()
     assert plan(output) == ["a decodes 1", "b prefills 9"], (
-        "b is half way: does a prompt that has begun go on with what is left of the budget?"
+        "b's prompt is half done: does it continue with what decodes leave of the budget?"
     )
     read(scheduler, output)
-    assert plan(step(scheduler)) == ["a decodes 1", "b prefills 2"], "b's prompt has 2 left"
-    assert plan(step(scheduler)) == ["a decodes 1", "b decodes 1"], "both decode now"
+    assert plan(step(scheduler)) == ["a decodes 1", "b prefills 2"], "b's prompt has 2 tokens left"
+    assert plan(step(scheduler)) == ["a decodes 1", "b decodes 1"], "both requests decode now"
 
 
 @pytest.mark.exercise("scheduler.Scheduler.schedule")
-def test_prompts_under_way_go_before_new_ones():
-    """Budget 10: a prompt of 15 is half way when another one waits."""
+def test_started_prompts_go_before_new_ones():
+    """Budget 10: a prompt of 15 is half done when another one waits."""
     requests = [make_request("a", num_prompt=15), make_request("b", num_prompt=15)]
     scheduler = make_scheduler(budget=10, requests=requests)
     step(scheduler)
     output = scheduler.schedule()
     assert plan(output) == ["a prefills 5", "b prefills 5"], (
-        "a has begun and needs 5 more: does it go on before b begins?"
+        "a has started and needs 5 more tokens: does it continue before b starts?"
     )
 
 
 @pytest.mark.exercise("scheduler.Scheduler.schedule")
-def test_the_budget_is_never_exceeded_and_never_wasted():
-    """While prompts wait, every step computes exactly the budget."""
+def test_while_prompts_wait_every_step_uses_the_whole_budget():
+    """Six prompts of 7 tokens, budget 10."""
     requests = [make_request(str(i), num_prompt=7) for i in range(6)]
     scheduler = make_scheduler(budget=10, requests=requests)
     for _ in range(4):
         output = scheduler.schedule()
         assert output.num_tokens == 10, (
-            "prompts wait and the budget is 10: what do all chunks of the step come to?"
+            "prompts wait and the budget is 10: how many tokens do all chunks have together?"
         )
         read(scheduler, output)
 
 
-def two_under_way(budget):
-    """A scheduler with prompts a and b under way: 8 of 16 tokens are computed of each."""
+def two_started(budget):
+    """A scheduler with two started prompts, a and b: 8 of 16 tokens are computed of each."""
     scheduler = make_scheduler(budget=budget)
     for name in "ab":
         request = half_way(16, 8)
@@ -688,68 +801,83 @@ def two_under_way(budget):
 
 
 @pytest.mark.exercise("scheduler.Scheduler.schedule")
-def test_several_prompts_under_way_share_the_budget():
-    """After a step that broke off two prompts are under way at once."""
-    scheduler = two_under_way(budget=10)
+def test_several_started_prompts_share_the_budget():
+    """After an interrupted step, two prompts may be half done at once."""
+    scheduler = two_started(budget=10)
     output = scheduler.schedule()
     assert plan(output) == ["a prefills 8", "b prefills 2"], (
-        "a budget of 10, two prompts with 8 left each: does the second get what the first left?"
+        "two started prompts need 8 each, budget 10: does the second get what the first leaves?"
     )
-    assert plan(step(scheduler))[1:] == ["b prefills 6"], "b's last 6 are in the next step"
+    assert plan(step(scheduler))[1:] == ["b prefills 6"], "b has 6 tokens left for the next step"
 
 
 @pytest.mark.exercise("scheduler.Scheduler.schedule")
 def test_every_step_advances_every_running_answer():
-    """A stream of long prompts must not starve those that are answering."""
+    """A stream of long prompts must not starve running answers."""
     scheduler = make_scheduler(budget=8, max_num_seqs=4)
     running(scheduler, "a", 4).max_num_tokens = 30
     for number in range(20):
         scheduler.add_request(make_request(f"long-{number}", num_prompt=50, max_tokens=1))
         output = scheduler.schedule()
         assert plan(output)[:1] == ["a decodes 1"], (
-            "long prompts come in, and the answer under way stands still: does it go first?"
+            "long prompts keep arriving: does the running answer still get a token in every step?"
         )
-        assert output.num_tokens == 8, "and the prompts get all the rest"
+        assert output.num_tokens == 8, "do the prompts get the rest of the budget?"
         read(scheduler, output)
 
 
 @pytest.mark.exercise("scheduler.Scheduler.schedule")
-def test_a_place_that_comes_free_is_taken_in_the_next_step():
-    """Two rows: one request ends with its first token, the other one goes on."""
+def test_a_free_seat_is_taken_in_the_next_step():
+    """Two seats: one request ends with its first token, the other one continues."""
     requests = [make_request("a", max_tokens=1), make_request("b"), make_request("c")]
     scheduler = make_scheduler(max_num_seqs=2, requests=requests)
     step(scheduler)
     output = scheduler.schedule()
     assert plan(output) == ["b decodes 1", "c prefills 4"], (
-        "a has left, b still runs: does c get a's place, or wait until b is done too?"
+        "a has finished and b is still running: does c get a's seat now?"
     )
 
 
 @pytest.mark.exercise("scheduler.Scheduler.schedule")
-def test_no_token_is_computed_beyond_the_last_one_allowed():
-    """Three tokens asked for; steps are scheduled before the last one is read."""
+def test_no_token_is_computed_after_the_last_one_allowed():
+    """Three tokens requested; steps are scheduled before the last one is read."""
     request = make_request("a", max_tokens=3)
     scheduler = make_scheduler(requests=[request])
     outputs = [scheduler.schedule() for _ in range(3)]
     assert plan(scheduler.schedule()) == [], (
-        "three tokens are on their way: do you compare num_tokens with max_num_tokens?"
+        "all three tokens are in flight: do you compare num_tokens with max_num_tokens?"
     )
     for output in outputs:
         read(scheduler, output)
-    assert request.output_token_ids == [5, 5, 5], "three tokens were asked for"
+    assert request.output_token_ids == [5, 5, 5], "three tokens were requested"
 
 
 @pytest.mark.exercise("scheduler.Scheduler.schedule")
-def test_the_newest_request_is_preempted_and_comes_back_first():
-    """Room for 12 tokens: two prompts of 6 fit, their answers do not."""
+def test_a_preempted_request_gets_no_chunk():
+    """Memory for 12 tokens: two prompts of 6 fit, their answers don't."""
     scheduler = make_scheduler(max_tokens=12, requests=[make_request("later", 5)])
     running(scheduler, "old", 6)
     running(scheduler, "new", 6)
     output = scheduler.schedule()
     assert plan(output) == ["old decodes 1"], (
-        "new was preempted for old's token: does it get a chunk all the same?"
+        "new was preempted to make room for old: does it still get a chunk?"
     )
-    assert names(scheduler.waiting) == ["new", "later"], "new waits at the head of the queue"
+    assert names(scheduler.waiting) == ["new", "later"], "new must wait at the head of the queue"
+    scheduler.check()
+
+
+@pytest.mark.exercise("scheduler.Scheduler.schedule")
+def test_a_started_prompt_that_is_preempted_gets_no_chunk():
+    """Memory for 12 tokens: one request decodes, the newest is in the middle of its prompt."""
+    scheduler = make_scheduler(max_tokens=12)
+    running(scheduler, "old", 6)
+    new = half_way(6, 3)
+    new.request_id = "new"
+    scheduler.memory.tokens_of["new"] = 6
+    scheduler.running.append(new)
+    assert plan(scheduler.schedule()) == ["old decodes 1"], (
+        "new was preempted in the middle of its prompt: which requests are still running?"
+    )
     scheduler.check()
 
 
@@ -760,20 +888,22 @@ def test_a_request_without_room_gets_no_chunk():
     running(scheduler, "old", 6)
     running(scheduler, "new", 6)
     output = scheduler.schedule()
-    assert plan(output) == ["old decodes 1"], "make_room said no for new: do you heed its answer?"
+    assert plan(output) == ["old decodes 1"], (
+        "there is no memory for new's token: do you use what make_room returns?"
+    )
     scheduler.check()
 
 
 @pytest.mark.exercise("scheduler.Scheduler.schedule")
-def test_no_chunk_is_empty():
-    """Budget 8: the first of two prompts under way takes all of it."""
-    scheduler = two_under_way(budget=8)
+def test_a_chunk_has_at_least_one_token():
+    """Budget 8: the first of two started prompts takes all of it."""
+    scheduler = two_started(budget=8)
     assert plan(scheduler.schedule()) == ["a prefills 8"], (
-        "nothing of the budget is left for b: does it get a chunk of 0 tokens?"
+        "a uses the whole budget: does b get a chunk of 0 tokens?"
     )
-    scheduler = two_under_way(budget=9)
+    scheduler = two_started(budget=9)
     assert plan(scheduler.schedule()) == ["a prefills 8", "b prefills 1"], (
-        "1 of 9 is left for b: is a budget of 1 none in your code?"
+        "1 of 9 tokens is left: does b get it?"
     )
 
 
@@ -789,7 +919,7 @@ def test_prompts_are_admitted_in_order_of_arrival():
 
 
 def test_an_answer_ends_at_max_tokens():
-    """Two tokens asked for: one from the prefill, one from a decode."""
+    """Two tokens requested: one from prefill, one from decode."""
     request = make_request("a", max_tokens=2)
     scheduler = make_scheduler(requests=[request])
     step(scheduler)
@@ -810,8 +940,8 @@ def test_an_answer_ends_at_a_stop_token():
     assert request.output_token_ids == [5, STOP]
 
 
-def test_a_finished_request_gives_its_memory_back():
-    """And the next one is admitted in the following step."""
+def test_a_finished_request_frees_its_memory():
+    """The next one is admitted in the following step."""
     requests = [make_request("a", 4, max_tokens=1), make_request("b", 4)]
     scheduler = make_scheduler(max_tokens=5, requests=requests)
     assert [c.request.request_id for c in step(scheduler).chunks] == ["a"]
@@ -820,7 +950,7 @@ def test_a_finished_request_gives_its_memory_back():
 
 @pytest.mark.parametrize("steps_before", [0, 1, 2])
 def test_abort_frees_waiting_and_running_requests(steps_before):
-    """Whenever it comes, nothing of the request is left."""
+    """Before admission, in prefill and in decode."""
     request = make_request("a", num_prompt=20)
     scheduler = make_scheduler(budget=16, requests=[request])
     for _ in range(steps_before):
@@ -831,8 +961,8 @@ def test_abort_frees_waiting_and_running_requests(steps_before):
     assert scheduler.memory.tokens_of == {}
 
 
-def test_abort_of_an_unknown_or_finished_request_is_no_error():
-    """It may have finished a moment before: the answer is None."""
+def test_aborting_an_unknown_or_finished_request_returns_none():
+    """It may have finished a moment ago."""
     scheduler = make_scheduler(requests=[make_request("a", max_tokens=1)])
     step(scheduler)
     assert scheduler.abort("a") is None
@@ -843,7 +973,7 @@ def test_abort_of_an_unknown_or_finished_request_is_no_error():
 
 
 def test_a_preempted_request_is_computed_again_with_its_answer_so_far():
-    """Its lengths are taken anew at its second admission."""
+    """Its second admission sets its lengths again."""
     old, new = make_request("old", 5, max_tokens=3), make_request("new", 5)
     scheduler = make_scheduler(max_tokens=12, requests=[old, new])
     for _ in range(3):
@@ -855,7 +985,7 @@ def test_a_preempted_request_is_computed_again_with_its_answer_so_far():
 
 
 def test_tokens_found_after_a_preemption_are_not_counted_as_cached():
-    """A preempted request finds its own blocks again: not the prompt of an earlier request."""
+    """A preempted request finds its own blocks, not those of an earlier request."""
     memory = BlockManager(6, 4, prefixes=PrefixCache(4))
     old = make_request("old", token_ids=range(9), max_tokens=8)
     new = make_request("new", token_ids=range(100, 109), max_tokens=8)
@@ -874,7 +1004,7 @@ def test_tokens_found_after_a_preemption_are_not_counted_as_cached():
 
 
 def test_no_request_overtakes_a_preempted_one():
-    """There is room for a tiny request, but the preempted one stands before it."""
+    """There is room for a tiny request, but the preempted one is ahead of it."""
     requests = [make_request("a", 5), make_request("b", 5), make_request("tiny", 1)]
     scheduler = make_scheduler(max_tokens=17, max_num_seqs=3, requests=requests[:2])
     for _ in range(4):
@@ -886,7 +1016,7 @@ def test_no_request_overtakes_a_preempted_one():
 
 
 def test_a_preempted_request_is_prefilled_up_to_its_last_token():
-    """7 tokens with a budget of 6: the seventh is still prefill, though it is an answer's."""
+    """7 tokens with a budget of 6: the seventh is still prefill, although the answer's."""
     old, new = make_request("old", 5, max_tokens=3), make_request("new", 5)
     scheduler = make_scheduler(max_tokens=12, budget=10, requests=[old, new])
     for _ in range(3):
@@ -898,7 +1028,7 @@ def test_a_preempted_request_is_prefilled_up_to_its_last_token():
 
 
 def test_a_prompt_that_needs_every_block_is_admitted_alone():
-    """A prompt that needs every block is admitted alone instead of waiting for ever."""
+    """The watermark must not make it wait forever."""
     memory = BlockManager(4, 4, watermark=0.5)
     scheduler = Scheduler(memory, 8, 64)
     scheduler.add_request(make_request("a", 13, max_tokens=2))
@@ -909,7 +1039,7 @@ def test_a_prompt_that_needs_every_block_is_admitted_alone():
 
 
 def test_a_request_that_can_never_fit_fails_alone():
-    """Those before and behind it finish."""
+    """Requests before and after it finish."""
     requests = [make_request("a", 4), make_request("huge", 50), make_request("b", 4)]
     scheduler = make_scheduler(max_tokens=20, requests=requests)
     failed = []
@@ -938,7 +1068,7 @@ def test_a_running_request_that_outgrows_all_memory_fails_alone():
 
 
 def test_a_step_can_be_scheduled_before_the_last_one_is_read():
-    """The token in flight counts, though its id is not known yet."""
+    """The token in flight counts, although its id isn't known yet."""
     request = make_request("a", max_tokens=3)
     scheduler = make_scheduler(requests=[request])
     first = scheduler.schedule()
@@ -953,7 +1083,7 @@ def test_a_step_can_be_scheduled_before_the_last_one_is_read():
     assert request.output_token_ids == [5, 6, 7]
 
 
-def test_the_step_behind_a_stop_token_is_thrown_away_and_blocks_wait_for_it():
+def test_the_step_after_a_stop_token_is_discarded_and_blocks_wait_for_it():
     """Memory is freed only when no step in flight writes to it."""
     request = make_request("a")
     scheduler = make_scheduler(requests=[request])
@@ -966,7 +1096,7 @@ def test_the_step_behind_a_stop_token_is_thrown_away_and_blocks_wait_for_it():
     assert request.output_token_ids == [STOP]
 
 
-def test_abort_in_flight_frees_after_the_flight():
+def test_abort_frees_memory_after_the_last_step_in_flight():
     """The step still writes to the request's blocks."""
     request = make_request("a")
     scheduler = make_scheduler(requests=[request])
@@ -979,7 +1109,7 @@ def test_abort_in_flight_frees_after_the_flight():
 
 
 def test_a_preempted_request_waits_for_its_token_in_flight():
-    """It is computed again only with the token that was on its way."""
+    """It is computed again once that token has been read."""
     old, new = make_request("old", 5, max_tokens=9), make_request("new", 5, max_tokens=9)
     scheduler = make_scheduler(max_tokens=12, requests=[old, new])
     scheduler.update(scheduler.schedule(), [1, 2])
@@ -996,7 +1126,7 @@ def test_a_preempted_request_waits_for_its_token_in_flight():
 
 
 def test_a_preempted_request_may_finish_with_its_token_in_flight():
-    """It has all its tokens when the step is read, so it is not computed again."""
+    """It has all its tokens once the step is read, so it is not computed again."""
     old, new = make_request("old", 5, max_tokens=9), make_request("new", 5, max_tokens=2)
     scheduler = make_scheduler(max_tokens=12, requests=[old, new])
     scheduler.update(scheduler.schedule(), [1, 2])
@@ -1009,8 +1139,8 @@ def test_a_preempted_request_may_finish_with_its_token_in_flight():
     scheduler.update(second, [5])
 
 
-def test_rollback_forgets_a_step_that_broke_off():
-    """The same step can be scheduled once more."""
+def test_rollback_undoes_an_interrupted_step():
+    """The same step can be scheduled again."""
     scheduler = make_scheduler(budget=5, requests=[make_request("a"), make_request("b")])
     first = scheduler.schedule()
     scheduler.rollback(first)
@@ -1021,7 +1151,7 @@ def test_rollback_forgets_a_step_that_broke_off():
 
 
 def simulate(scheduler, requests):
-    """Run requests to their end; returns (preemptions, tokens computed beyond the necessary)."""
+    """Run all requests; returns (preemptions, tokens computed more than once)."""
     for request in requests:
         scheduler.add_request(request)
     computed = 0
@@ -1074,7 +1204,7 @@ def count_calls(num_waiting, context):
 
 
 def test_cost_of_a_step_does_not_grow_with_the_queue_or_the_context():
-    """Counted in function calls, so the machine's mood does not matter."""
+    """Counted in function calls, which don't depend on the machine."""
     base = count_calls(num_waiting=1, context=33)
     assert count_calls(num_waiting=1000, context=33) <= base
     assert count_calls(num_waiting=1, context=4001) <= base

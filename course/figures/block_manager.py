@@ -1,10 +1,10 @@
-"""The pictures of chapter 03: memory without blocks, blocks and their owners, runs."""
+"""The figures of chapter 03: memory without blocks, blocks and their owners, runs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import Any
 
 from course.figures.common import (
     DOTS,
@@ -15,7 +15,6 @@ from course.figures.common import (
     key,
     label,
     legend,
-    mark,
     new_axes,
     picture,
     write,
@@ -24,18 +23,15 @@ from course.figures.common import grid as grid
 from course.figures.common import speeds as speeds
 from course.figures.common import this_machine as this_machine
 from course.figures.common import timeline as timeline
-from minivllm.pictures.figures import PALETTE, halo
-from minivllm.pictures.timeline import block_owners, count, num_blocks_in_use, request_rows
-from minivllm.trace import Trace
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from minivllm.pictures.figures import PALETTE, shade
+from minivllm.pictures.timeline import Row, block_owners, count, num_blocks_in_use, request_rows
+from minivllm.trace import StepTrace, Trace
 
 # -- memory without blocks -----------------------------------------------------------------
 
 
 def reservations(used: Sequence[int], reserved: int) -> Picture:
-    """One bar a request: the `reserved` slots it holds, and how many of them it ever `used`."""
+    """One bar per request: the `reserved` slots, and how many of them are ever `used`."""
     figure, ax = new_axes(1.2 + 0.3 * len(used))
     for y, tokens in enumerate(used):
         ax.barh(y, reserved, 0.7, **fill("free"))
@@ -52,7 +48,7 @@ def reservations(used: Sequence[int], reserved: int) -> Picture:
 
 
 def memory_strip(spans: Mapping[str, tuple[int, int]], total: int, wanted: int) -> Picture:
-    """Contiguous memory: the (start, size) that each request holds of `total` slots, and gaps."""
+    """Contiguous memory of `total` slots: the (start, size) of each request, and the gaps."""
     figure, ax = new_axes(1.7)
     gaps = []
     end = 0
@@ -82,7 +78,7 @@ def memory_strip(spans: Mapping[str, tuple[int, int]], total: int, wanted: int) 
 
 
 def slots(num_blocks: Mapping[int, int], block_size: int) -> Picture:
-    """For each number of tokens the blocks it was given: slots filled, and slots left empty."""
+    """For each number of tokens, its blocks: slots filled, and slots left empty."""
     figure, ax = new_axes(1.1 + 0.34 * len(num_blocks))
     for y, (tokens, blocks) in enumerate(num_blocks.items()):
         for slot in range(max(blocks * block_size, tokens)):
@@ -105,7 +101,7 @@ def slots(num_blocks: Mapping[int, int], block_size: int) -> Picture:
 
 
 def ownership(tables: Mapping[str, Sequence[int]], ref_counts: Sequence[int]) -> Picture:
-    """The tables in which each block stands, and its place there; below, each block's count."""
+    """The tables that contain each block, and its position there; below, each block's count."""
     figure, ax = new_axes(1.3 + 0.42 * (len(tables) + 1))
     for y, table in enumerate(tables.values()):
         for place, block in enumerate(table):
@@ -128,7 +124,7 @@ def ownership(tables: Mapping[str, Sequence[int]], ref_counts: Sequence[int]) ->
 
 
 def trade_off(wasted: Mapping[int, float], entries: Mapping[int, float]) -> Picture:
-    """By block size: the share of slots that stay empty, and the entries of a block table."""
+    """By block size: the share of empty slots, and the entries of a block table."""
     figure, axes = new_axes(2.7, columns=2)
     sizes = [str(size) for size in wasted]
     for ax, values, state, unit in (
@@ -146,83 +142,84 @@ def trade_off(wasted: Mapping[int, float], entries: Mapping[int, float]) -> Pict
 # -- runs ---------------------------------------------------------------------------------------
 
 
-def block_history(trace: Trace) -> Picture:
-    """Every block (upwards) in every step (to the right): free, cached, in prefill or decode.
+# How followed requests look: the first one plain, the others with lines.
+FOLLOWED: tuple[dict[str, Any], ...] = tuple(
+    fill("decode") | {"hatch": hatch, "zorder": 2} for hatch in (None, "//////", "......")
+)
 
-    Lines separate the blocks of different requests; a number is the request's.
+
+def block_history(trace: Trace, follow: Sequence[str]) -> Picture:
+    """Every block (upwards) in every step (to the right): free, cached, or in use.
+
+    The blocks of up to three requests, by the labels in `follow`, stand out from the others.
     """
-    from matplotlib.collections import LineCollection
-
     rows = request_rows(trace)
     figure, ax = new_axes(4.2)
-    # [block][step]: the owner and the state
-    seen = [[("", "free")] * (len(trace.steps) + 1) for _ in range(trace.num_blocks + 1)]
-    for step in trace.steps:
-        for block in step.cached_blocks:
-            seen[block][step.index] = ("", "cached")
-        for block, owners in block_owners(trace, step, rows).items():
-            seen[block][step.index] = owners[0]
-    spans = _spans(seen)
-    for state in ("prefill", "decode", "cached"):
-        look = fill(state, dotted=True) | {"linewidth": 0}
-        for block, start, end, (_, what) in spans:
-            if what == state:
-                ax.broken_barh([(start, end - start)], (block, 1), **look)
-    ax.add_collection(LineCollection(list(_borders(seen)), colors=INK, linewidths=0.5))
+    looks = dict(zip(follow, FOLLOWED, strict=False))
+    others = {"facecolor": shade("waiting", 2), "edgecolor": GRID, "linewidth": 0.3}
+    styles = {"": fill("cached", dotted=True) | {"linewidth": 0}} | looks
+    for block, start, end, owner in _spans(trace, rows):
+        ax.broken_barh([(start, end - start)], (block, 1), **styles.get(owner, others))
     most = max(num_blocks_in_use(step) for step in trace.steps)
-    title = (
-        f"At most {most} of {trace.num_blocks} blocks are in use, by {count(len(rows), 'request')}"
-    )
+    title = f"{count(len(rows), 'request')} use at most {most} of {trace.num_blocks} blocks"
     label(ax, title, "step", f"block (of {trace.block_size} tokens)")
     ax.set(xlim=(0, len(trace.steps)), ylim=(0, trace.num_blocks))
-    _name_owners(ax, spans)
-    keys = [key("prefill", "prefill"), key("decode", "decode"), key("cached", "cached", **DOTS)]
-    keys += [key("free", "free"), mark("border of a request", linestyle="-", linewidth=0.8)]
-    legend(ax, [*keys, mark("its number", marker="$7$")])
-    alt = f"Map of {trace.num_blocks} blocks over {count(len(trace.steps), 'step')}. {title}."
-    return picture(figure, alt)
+    keys = [key("decode", f"request {name}", **look) for name, look in looks.items()]
+    keys += [key("waiting", "other requests", **others), key("free", "free")]
+    if any(step.cached_blocks for step in trace.steps):
+        keys.append(key("cached", "cached", **DOTS))
+    legend(ax, keys)
+    parts = [f"request {name} uses {count(n, 'block')}" for name, n in _used(trace, looks).items()]
+    alt = f"Map of {trace.num_blocks} blocks over {count(len(trace.steps), 'step')}. {title}"
+    return picture(figure, f"{alt}; {', '.join(parts)}.")
 
 
-Cell = tuple[str, str]  # owner, state
+def _owners(trace: Trace, rows: Mapping[str, Row], step: StepTrace) -> dict[int, str]:
+    """The label of each used block's first owner; "" for a cached block."""
+    owners = dict.fromkeys(step.cached_blocks, "")
+    used = block_owners(trace, step, dict(rows))
+    return owners | {block: own[0][0] for block, own in used.items()}
 
 
-def _spans(seen: Sequence[Sequence[Cell]]) -> list[tuple[int, int, int, Cell]]:
-    """The steps in which a block stays as it is: (block, start, end, what it is)."""
-    spans = []
-    for block, cells in enumerate(seen):
+def _spans(trace: Trace, rows: Mapping[str, Row]) -> Iterator[tuple[int, int, int, str]]:
+    """The steps in which a block's owner stays the same: (block, start, end, owner)."""
+    steps = [_owners(trace, rows, step) for step in trace.steps]
+    for block in range(trace.num_blocks):
         start = 0
-        for cell, steps in groupby(cells):
-            spans.append((block, start, start + len(list(steps)), cell))
-            start = spans[-1][2]
-    return spans
+        for owner, same in groupby(owners.get(block) for owners in steps):
+            end = start + len(list(same))
+            if owner is not None:
+                yield block, start, end, owner
+            start = end
 
 
-def _borders(seen: Sequence[Sequence[Cell]]) -> Iterator[list[tuple[int, int]]]:
-    """A line wherever the owner changes: from step to step, or to the block above."""
-    for block, cells in enumerate(seen):
-        for step, (owner, _) in enumerate(cells):
-            if step and owner != cells[step - 1][0]:
-                yield [(step, block), (step, block + 1)]
-            if block and owner != seen[block - 1][step][0]:
-                yield [(step, block), (step + 1, block)]
+def _used(trace: Trace, names: Iterable[str]) -> dict[str, int]:
+    """How many different blocks each of these requests used during the run."""
+    ids = {row.label: request_id for request_id, row in request_rows(trace).items()}
+    tables = {
+        name: [step.block_tables.get(ids[name], ()) for step in trace.steps] for name in names
+    }
+    return {name: len(set().union(*used)) for name, used in tables.items()}
 
 
-def _name_owners(ax: Axes, spans: Sequence[tuple[int, int, int, Cell]]) -> None:
-    """The number of each request, on the longest of its spans that has room for it."""
-    right = ax.get_xlim()[1] / 25
-    top = ax.get_ylim()[1] / 16
-    places: dict[str, tuple[float, float]] = {}
-    for block, start, end, (owner, _) in sorted(spans, key=lambda span: span[1] - span[2]):
-        x = (start + end) / 2
-        y = block + 0.5
-        near = any(abs(x - a) < right and abs(y - b) < top for a, b in places.values())
-        if owner and owner not in places and not near:
-            places[owner] = (x, y)
-            write(ax, x, y, owner, path_effects=halo())
+def at_once(traces: Mapping[str, Trace]) -> Picture:
+    """How many requests run in each step, one line for each policy."""
+    figure, ax = new_axes(2.7)
+    parts = []
+    for (name, trace), look in zip(traces.items(), ("--", "-"), strict=True):
+        running = [len(step.block_tables) for step in trace.steps]
+        mean = sum(running) / len(running)
+        parts.append(f"{name}: {mean:.1f} at once, {count(len(running), 'step')}")
+        style = {"color": INK if look == "--" else PALETTE["prefill"], "linestyle": look}
+        ax.step(range(len(running)), running, where="post", label=parts[-1], **style)
+    label(ax, "Requests running at the same time", "step", "requests")
+    ax.set_ylim(0, None)
+    ax.legend(fontsize=8, frameon=False)
+    return picture(figure, f"Lines of the running requests over the steps. {'; '.join(parts)}.")
 
 
 def free_blocks(traces: Mapping[str, Trace], reserve: Mapping[str, int]) -> Picture:
-    """The free blocks after each step of several runs, the reserve, and every preemption."""
+    """Free blocks after each step of several runs, the reserve, and every preemption."""
     figure, axes = new_axes(1.9 * len(traces), rows=len(traces), sharex=True, squeeze=False)
     parts = []
     for ax, (name, trace) in zip(axes[:, 0], traces.items(), strict=True):

@@ -1,4 +1,4 @@
-"""The pictures of chapter 02: requests in time, tokens in a step, and waits."""
+"""The figures of chapter 02: requests in time, tokens in a step, and waits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from course.figures.common import (
 )
 from course.figures.common import speeds as speeds
 from course.figures.common import this_machine as this_machine
-from minivllm.pictures.figures import PALETTE, halo, request_timeline, shade
+from minivllm.pictures.figures import halo, request_timeline, shade
 from minivllm.pictures.timeline import count, request_rows
 from minivllm.request import Chunk
 from minivllm.trace import StepTrace, Trace
@@ -30,7 +30,7 @@ from minivllm.trace import StepTrace, Trace
 
 
 def timelines(traces: Mapping[str, Trace]) -> Picture:
-    """One timeline a run, below each other on the same axis of time."""
+    """One timeline per run, on the same time axis."""
     rows = [len(request_rows(trace)) for trace in traces.values()]
     figure, axes = new_axes(
         sum(0.75 + 0.22 * n for n in rows) + 0.3,
@@ -60,7 +60,7 @@ def _told(trace: Trace) -> str:
 
 
 def chunks(parts: Sequence[Chunk], title: str) -> Picture:
-    """Chunks of one request, one row each: their positions, their phase, and which one samples."""
+    """Chunks of one request, one per row: positions, phase, and whether it samples."""
     figure, ax = new_axes(1.2 + 0.36 * len(parts))
     for y, chunk in enumerate(parts):
         phase = "decode" if chunk.is_decode else "prefill"
@@ -86,7 +86,7 @@ def chunks(parts: Sequence[Chunk], title: str) -> Picture:
 
 
 def step_bars(trace: Trace, budget: int, steps: int = 60) -> Picture:
-    """The tokens of each step, decodes at the bottom and prefill on top, below the budget."""
+    """The tokens of each step: decodes at the bottom, prefill on top, and the budget as a line."""
     figure, ax = new_axes(2.7)
     shown = trace.steps[:steps]
     decodes = [sum(c.length for c in step.chunks if c.is_decode) for step in shown]
@@ -101,28 +101,13 @@ def step_bars(trace: Trace, budget: int, steps: int = 60) -> Picture:
     label(ax, title, "step", "tokens computed")
     ax.set_ylim(0, 1.15 * max(budget, *(num_tokens(step) for step in shown)))
     legend(ax, [key("decode", "decode"), key("prefill", "prefill")])
-    most = f"at most {count(max(decodes), 'token')} of a step in decode"
-    return picture(figure, f"Stacked bars, one a step, decodes below prefill. {title}; {most}.")
+    most = f"at most {count(max(decodes), 'decode')} per step"
+    return picture(figure, f"Stacked bars, one per step, decodes below prefill. {title}; {most}.")
 
 
 def num_tokens(step: StepTrace) -> int:
     """Tokens computed in a step."""
     return sum(chunk.length for chunk in step.chunks)
-
-
-def step_times(points: Sequence[tuple[int, float]], fixed: float, per_token: float) -> Picture:
-    """Measured steps as dots, (tokens, ms), and the line `fixed + per_token * tokens` (ms)."""
-    figure, ax = new_axes(2.7)
-    tokens, times = zip(*points, strict=True)
-    ax.plot(tokens, times, "o", color=PALETTE["decode"], markeredgecolor=INK, markersize=5)
-    line = [fixed + per_token * n for n in (0, max(tokens))]
-    ax.plot([0, max(tokens)], line, "--", color=INK, linewidth=1.2)
-    title = f"A step takes about {fixed:.0f} ms and {per_token:.2g} ms for each token"
-    label(ax, title, "tokens in the step", "milliseconds")
-    ax.set_ylim(0, None)
-    ax.set_xlim(0, None)
-    alt = f"Dots: {count(len(points), 'step')}, and a line through them. {title}."
-    return picture(figure, alt)
 
 
 def memory(
@@ -134,10 +119,10 @@ def memory(
     floor = [0] * len(held)
     for number, name in enumerate(names):
         tokens = [step.get(name, 0) for step in held]
-        paint = {"color": shade("decode", number % 3), "edgecolor": GRID, "linewidth": 0.4}
+        paint = {"color": shade("decode", number % 4), "edgecolor": GRID, "linewidth": 0.4}
         ax.bar(range(len(held)), tokens, 1.0, bottom=floor, **paint)
         for x in range(len(held)):
-            # Named where a request comes or goes: there the layers below may move.
+            # Named where a request starts or leaves, because the layers below move there.
             if tokens[x] and (x == 0 or set(held[x]) != set(held[x - 1])):
                 write(ax, x, floor[x] + tokens[x] / 2, name, path_effects=halo())
         floor = [low + n for low, n in zip(floor, tokens, strict=True)]
@@ -147,12 +132,12 @@ def memory(
         write(ax, step, limit * 1.08, name)
     gaps = _gaps([sum(step.values()) for step in held])
     for start, end in gaps:
-        text = "empty: all others are done,\nthe preempted start again"
+        text = "empty: the others are done,\npreempted requests restart"
         middle = (start + end - 1) / 2
         arrow = {"arrowstyle": "->", "color": INK}
         style = {"fontsize": 8, "ha": "center", "color": INK, "arrowprops": arrow}
         ax.annotate(text, (middle, limit * 0.02), (middle, limit * 0.84), **style)
-    title = f"{count(len(lost), 'preemption')}: the newest loses all that it holds"
+    title = f"{count(len(lost), 'preemption')}: the newest request loses its memory"
     label(ax, title, "step", "tokens held")
     ax.set_ylim(0, limit * 1.16)
     keys = [key("decode", "held (letter: the request)"), mark("preempted", **look("preempted"))]
@@ -164,7 +149,7 @@ def memory(
 
 
 def _gaps(values: Sequence[int]) -> list[tuple[int, int]]:
-    """Where values are 0 between others: [start, end)."""
+    """Ranges of zeros between other values: [start, end)."""
     inside = [index for index, value in enumerate(values) if value]
     return [(a + 1, b) for a, b in zip(inside, inside[1:]) if b > a + 1]
 
@@ -177,25 +162,31 @@ def token_gaps(runs: Mapping[str, Sequence[tuple[float, float]]]) -> Picture:
     figure, axes = new_axes(
         0.7 + 1.3 * len(runs), rows=len(runs), sharex=True, sharey=True, squeeze=False
     )
-    others = look("decode") | {"markersize": 4.5}
+    usual = look("decode") | {"markersize": 4.5}
+    longest = look("waiting") | {"markersize": 8, "zorder": 3}
+    last = max(time for waits in runs.values() for time, _ in waits)
     parts = []
     for ax, (name, waits) in zip(axes[:, 0], runs.items(), strict=True):
         worst = max(waits, key=lambda point: point[1])
         ax.vlines([time for time, _ in waits], 0, [wait for _, wait in waits], INK, linewidth=0.7)
-        ax.plot(*zip(*waits, strict=True), **others)
-        ax.plot(*worst, **look("preempted"))
+        ax.plot(*zip(*waits, strict=True), **usual)
+        ax.plot(*worst, **longest)
+        above = {"xytext": (0, 8), "textcoords": "offset points", "ha": "center"}
+        text = f"{worst[1]:,.0f} ms without a token"
+        ax.annotate(text, worst, fontsize=8, color=INK, **above)
         parts.append(f"{name}: the longest wait is {worst[1]:,.0f} ms")
         label(ax, parts[-1], "time at which the token arrives (seconds)", "wait (ms)")
         ax.label_outer()
-    axes[0, 0].set_ylim(0, 1.15 * max(wait for waits in runs.values() for _, wait in waits))
-    keys = [mark("a token, at the wait before it", **others)]
-    legend(axes[0, 0], [*keys, mark("the longest wait", **look("preempted"))])
-    alt = "A dot for each token of an answer, as high as the wait before it; a cross: the longest."
+    axes[0, 0].set_ylim(0, 1.4 * max(wait for waits in runs.values() for _, wait in waits))
+    axes[0, 0].set_xlim(0, 1.15 * last)
+    keys = [mark("a token (height: the wait before it)", **usual), mark("longest wait", **longest)]
+    legend(axes[0, 0], keys)
+    alt = "One dot per token, as high as the wait before it; a triangle marks the longest wait."
     return picture(figure, f"{alt} {'; '.join(parts)}.")
 
 
 def load_curves(runs: Mapping[str, Sequence[tuple[float, float]]]) -> Picture:
-    """For each policy the line through (tokens per second, ms per token), as the load grows."""
+    """For each policy, a line through (tokens per second, ms per token) as the load grows."""
     figure, ax = new_axes(3.4)
     parts = []
     lines = {n: ([a for a, _ in points], [b for _, b in points]) for n, points in runs.items()}
@@ -205,7 +196,7 @@ def load_curves(runs: Mapping[str, Sequence[tuple[float, float]]]) -> Picture:
             f"{name}: {waits[0]:.0f} ms at {rates[0]:.0f} tokens/s, at least {min(waits):.0f} ms,"
             f" at most {max(rates):.0f} tokens/s"
         )
-    title = "Throughput against latency, as more and more requests come in"
+    title = "Throughput against latency as the load grows"
     label(ax, title, "generated tokens per second", "ms per token, waiting included")
     ax.set_yscale("log")
     ax.set_yticks([5, 10, 20, 50, 100], ["5", "10", "20", "50", "100"])
@@ -215,11 +206,11 @@ def load_curves(runs: Mapping[str, Sequence[tuple[float, float]]]) -> Picture:
 
 
 def budget_curves(runs: Mapping[int, tuple[float, float, float]]) -> Picture:
-    """By token budget: longest wait between tokens (ms), first token (ms), tokens/s."""
+    """By token budget: longest wait between tokens (ms), time to first token (ms), tokens/s."""
     figure, axes = new_axes(2.5, columns=3)
     budgets = [str(budget) for budget in runs]
-    units = ("longest wait (ms)", "mean wait (ms)", "tokens per second")
-    titles = ("Between two tokens", "For the first token", "Throughput")
+    units = ("longest wait (ms)", "mean TTFT (ms)", "tokens per second")
+    titles = ("Between two tokens", "Time to first token", "Throughput")
     for index, (ax, unit, title) in enumerate(zip(axes, units, titles, strict=True)):
         values = [run[index] for run in runs.values()]
         bars = ax.bar(budgets, values, **fill(("decode", "prefill", "waiting")[index]))
@@ -228,5 +219,5 @@ def budget_curves(runs: Mapping[int, tuple[float, float, float]]) -> Picture:
         ax.tick_params(axis="x", labelsize=7, rotation=60)
     ends = [(budget, runs[budget]) for budget in (min(runs), max(runs))]
     parts = [f"budget {b}: {w:.0f} ms, {f:.0f} ms, {r:.0f} tokens/s" for b, (w, f, r) in ends]
-    alt = "Three bar charts over the budget: longest wait, first token, throughput."
+    alt = "Three bar charts over the budget: longest wait, time to first token, throughput."
     return picture(figure, f"{alt} {'; '.join(parts)}.")

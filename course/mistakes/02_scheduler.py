@@ -1,16 +1,14 @@
-"""Wrong answers that people really give, each with the words that its check must say.
+"""Wrong answers that people give, each with the words that its check must say.
 
-Read as text, never imported: the names in the bodies are those of `minivllm/scheduler.py`.
-Above each stands the rule of the lesson that the answer breaks.
+These functions are read as text and never imported: names in their bodies belong to
+`minivllm/scheduler.py`. The comment above each one names the rule of the lesson that it breaks.
 """
 
 # -- next_chunk --
 
 
 # rule 3
-@mistake(
-    "scheduler.next_chunk", "only 36 of 100 tokens are left: does your chunk run past the last one?"
-)
+@mistake("scheduler.next_chunk", "36 of 100 tokens are left: can the chunk be longer than that?")
 def next_chunk(request: Request, budget: int) -> Chunk:
     start = request.num_computed_tokens
     samples = start + budget >= request.num_tokens
@@ -20,7 +18,7 @@ def next_chunk(request: Request, budget: int) -> Chunk:
 # rule 4
 @mistake(
     "scheduler.next_chunk",
-    "one token, and still the prompt: do you tell the phase by the length?",
+    "this one token belongs to the prompt: do you infer the phase from the length?",
 )
 def next_chunk(request: Request, budget: int) -> Chunk:
     start = request.num_computed_tokens
@@ -32,7 +30,7 @@ def next_chunk(request: Request, budget: int) -> Chunk:
 # rule 4
 @mistake(
     "scheduler.next_chunk",
-    "position 5 is answer and computed again: do you tell the phase by num_prompt_tokens?",
+    "position 5 is recomputed after a preemption: do you compare with num_prompt_tokens?",
 )
 def next_chunk(request: Request, budget: int) -> Chunk:
     start = request.num_computed_tokens
@@ -44,7 +42,7 @@ def next_chunk(request: Request, budget: int) -> Chunk:
 # rule 3
 @mistake(
     "scheduler.next_chunk",
-    "it ends in the middle of the prompt: what would a sample there be the answer to?",
+    "the chunk ends in the middle of the prompt: isn't the next token known already?",
 )
 def next_chunk(request: Request, budget: int) -> Chunk:
     start = request.num_computed_tokens
@@ -53,7 +51,9 @@ def next_chunk(request: Request, budget: int) -> Chunk:
 
 
 # rule 3
-@mistake("scheduler.next_chunk", "the fifth token is on its way: len(token_ids), or num_tokens?")
+@mistake(
+    "scheduler.next_chunk", "the fifth token is in flight: is it len(token_ids) or num_tokens?"
+)
 def next_chunk(request: Request, budget: int) -> Chunk:
     start = request.num_computed_tokens
     length = min(budget, len(request.token_ids) - start)
@@ -66,7 +66,8 @@ def next_chunk(request: Request, budget: int) -> Chunk:
 
 # rule 5
 @mistake(
-    "scheduler.finish_reason", "the model had come to its end: do you ask for the length first?"
+    "scheduler.finish_reason",
+    "the model finished with its last token: do you look at the length first?",
 )
 def finish_reason(request: Request) -> FinishReason | None:
     if len(request.token_ids) >= request.max_num_tokens:
@@ -77,7 +78,7 @@ def finish_reason(request: Request) -> FinishReason | None:
 
 
 # rule 5
-@mistake("scheduler.finish_reason", "three of three: is it > or >=?")
+@mistake("scheduler.finish_reason", "three tokens of three: is it > or >=?")
 def finish_reason(request: Request) -> FinishReason | None:
     if request.token_ids[-1] in request.stop_token_ids:
         return "stop"
@@ -89,7 +90,7 @@ def finish_reason(request: Request) -> FinishReason | None:
 # rule 5
 @mistake(
     "scheduler.finish_reason",
-    "the third token is not read yet: do you count num_tokens, which runs ahead?",
+    "the third token isn't read yet: does num_tokens include tokens in flight?",
 )
 def finish_reason(request: Request) -> FinishReason | None:
     if request.token_ids[-1] in request.stop_token_ids:
@@ -100,10 +101,26 @@ def finish_reason(request: Request) -> FinishReason | None:
 # rule 5
 @mistake(
     "scheduler.finish_reason",
-    "the stop token stands in the prompt: do you look at more than the last token?",
+    "the stop token is in the prompt: do you look at more than the last token?",
 )
 def finish_reason(request: Request) -> FinishReason | None:
     if request.stop_token_ids & set(request.token_ids):
+        return "stop"
+    return "length" if len(request.token_ids) >= request.max_num_tokens else None
+
+
+# rule 5: right for sets that happen to have one element, or the largest last
+@mistake("scheduler.finish_reason", "there are 4 stop tokens: do you look for each?")
+def finish_reason(request: Request) -> FinishReason | None:
+    if request.token_ids[-1] == max(request.stop_token_ids):
+        return "stop"
+    return "length" if len(request.token_ids) >= request.max_num_tokens else None
+
+
+# rule 5
+@mistake("scheduler.finish_reason", "the last token is 5: do you look for stop tokens before it?")
+def finish_reason(request: Request) -> FinishReason | None:
+    if request.stop_token_ids & set(request.output_token_ids):
         return "stop"
     return "length" if len(request.token_ids) >= request.max_num_tokens else None
 
@@ -114,7 +131,7 @@ def finish_reason(request: Request) -> FinishReason | None:
 # rule 6
 @mistake(
     "scheduler.Scheduler.admit",
-    "refused, and still it holds what reuse_prefix gave it: who frees that?",
+    "a refused request still holds what reuse_prefix gave it: who frees that?",
 )
 def admit(self, request: Request) -> bool:
     if request.num_in_flight:
@@ -132,7 +149,7 @@ def admit(self, request: Request) -> bool:
 # rule 6
 @mistake(
     "scheduler.Scheduler.admit",
-    "71 beside 20 of 100 would leave 9, the watermark is 10: do you ask allocate to keep it?",
+    "the watermark is 10: does allocate know to keep it?",
 )
 def admit(self, request: Request) -> bool:
     if request.num_in_flight:
@@ -151,7 +168,7 @@ def admit(self, request: Request) -> bool:
 # rule 6
 @mistake(
     "scheduler.Scheduler.admit",
-    "no request runs that could use the reserve: would `a` have to wait for ever?",
+    "no running request could use the reserve: would `a` wait forever?",
 )
 def admit(self, request: Request) -> bool:
     if request.num_in_flight:
@@ -170,7 +187,7 @@ def admit(self, request: Request) -> bool:
 # rule 4
 @mistake(
     "scheduler.Scheduler.admit",
-    "prompt and answer so far, 4 + 3, are computed anew: do you count the prompt only?",
+    "4 tokens of prompt and 3 of answer are computed again: do you count only the prompt?",
 )
 def admit(self, request: Request) -> bool:
     if request.num_in_flight:
@@ -189,7 +206,7 @@ def admit(self, request: Request) -> bool:
 # rule 6
 @mistake(
     "scheduler.Scheduler.admit",
-    "allocate is told how many tokens the request has in all: did you take off the known ones?",
+    "allocate wants the total number of tokens: did you subtract those that were found?",
 )
 def admit(self, request: Request) -> bool:
     if request.num_in_flight:
@@ -206,10 +223,10 @@ def admit(self, request: Request) -> bool:
     return True
 
 
-# rule 4: a prompt that is known by half counts as an answer
+# rule 4: a half cached prompt counts as an answer
 @mistake(
     "scheduler.Scheduler.admit",
-    "all 30 tokens come before decoding: do you take off those that were found?",
+    "decoding starts after all 30 tokens: did you subtract the cached ones?",
 )
 def admit(self, request: Request) -> bool:
     if request.num_in_flight:
@@ -226,7 +243,10 @@ def admit(self, request: Request) -> bool:
 
 
 # rule 4
-@mistake("scheduler.Scheduler.admit", "does num_prefill_tokens still say so?")
+@mistake(
+    "scheduler.Scheduler.admit",
+    "it had 4 tokens at its first admission and has 7 now: is num_prefill_tokens updated?",
+)
 def admit(self, request: Request) -> bool:
     if request.num_in_flight:
         return False
@@ -241,10 +261,10 @@ def admit(self, request: Request) -> bool:
     return True
 
 
-# rule 4: a preempted request finds its own tokens
+# rule 4: after a preemption, a request finds its own tokens
 @mistake(
     "scheduler.Scheduler.admit",
-    "4 tokens were cached at the first admission: does the second one change that count?",
+    "num_cached_tokens belongs to the first admission: does the second one change it?",
 )
 def admit(self, request: Request) -> bool:
     if request.num_in_flight:
@@ -258,11 +278,67 @@ def admit(self, request: Request) -> bool:
     return True
 
 
+# rule 4: a request that found nothing at its first admission counts its own tokens
+@mistake(
+    "scheduler.Scheduler.admit",
+    "num_cached_tokens belongs to the first admission: does the second one change it?",
+)
+def admit(self, request: Request) -> bool:
+    if request.num_in_flight:
+        return False
+    num_cached_tokens = self.memory.reuse_prefix(request)
+    if not self.memory.allocate(request, request.num_tokens, bool(self.running)):
+        self.memory.free(request)
+        return False
+    request.num_computed_tokens = num_cached_tokens
+    request.num_prefill_tokens = request.num_tokens
+    request.num_cached_tokens = request.num_cached_tokens or num_cached_tokens
+    return True
+
+
+# rule 6: a refusal that has already changed something
+@mistake(
+    "scheduler.Scheduler.admit",
+    "the counts of a refused request changed: do you set them too early?",
+)
+def admit(self, request: Request) -> bool:
+    if request.num_in_flight:
+        return False
+    num_cached_tokens = self.memory.reuse_prefix(request)
+    request.num_computed_tokens = num_cached_tokens
+    request.num_prefill_tokens = request.num_tokens
+    if request.num_preemptions == 0:
+        request.num_cached_tokens = num_cached_tokens
+    if self.memory.allocate(request, request.num_tokens, bool(self.running)):
+        return True
+    self.memory.free(request)
+    return False
+
+
+# rule 6: other waiting requests are not running ones
+@mistake(
+    "scheduler.Scheduler.admit", "no running request could use the reserve: would `a` wait forever?"
+)
+def admit(self, request: Request) -> bool:
+    if request.num_in_flight:
+        return False
+    num_cached_tokens = self.memory.reuse_prefix(request)
+    keep_watermark = bool(self.running) or len(self.waiting) > 1
+    if not self.memory.allocate(request, request.num_tokens, keep_watermark):
+        self.memory.free(request)
+        return False
+    request.num_computed_tokens = num_cached_tokens
+    request.num_prefill_tokens = request.num_tokens
+    if request.num_preemptions == 0:
+        request.num_cached_tokens = num_cached_tokens
+    return True
+
+
 # -- Scheduler.schedule_waiting --
 
 
 # rule 5
-@mistake("scheduler.Scheduler.schedule_waiting", "a runs now: did it leave the queue?")
+@mistake("scheduler.Scheduler.schedule_waiting", "a is running now: did it leave the queue?")
 def schedule_waiting(self, output: SchedulerOutput) -> None:
     budget = self.max_num_batched_tokens - output.num_tokens
     while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
@@ -281,7 +357,7 @@ def schedule_waiting(self, output: SchedulerOutput) -> None:
 # rule 1
 @mistake(
     "scheduler.Scheduler.schedule_waiting",
-    "a budget of 10 for all: do you take off what each chunk uses?",
+    "three prompts share a budget of 10: does each chunk reduce it?",
 )
 def schedule_waiting(self, output: SchedulerOutput) -> None:
     budget = self.max_num_batched_tokens - output.num_tokens
@@ -299,7 +375,7 @@ def schedule_waiting(self, output: SchedulerOutput) -> None:
 # rule 5
 @mistake(
     "scheduler.Scheduler.schedule_waiting",
-    "small stands behind big: if the small ones pass, when does big ever get its turn?",
+    "big is first in the queue: if small requests overtake it, when does it ever start?",
 )
 def schedule_waiting(self, output: SchedulerOutput) -> None:
     budget = self.max_num_batched_tokens - output.num_tokens
@@ -318,7 +394,10 @@ def schedule_waiting(self, output: SchedulerOutput) -> None:
 
 
 # rule 8
-@mistake("scheduler.Scheduler.schedule_waiting", "small stands behind big: if the small ones pass")
+@mistake(
+    "scheduler.Scheduler.schedule_waiting",
+    "big is first in the queue: if small requests overtake it",
+)
 def schedule_waiting(self, output: SchedulerOutput) -> None:
     budget = self.max_num_batched_tokens - output.num_tokens
     while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
@@ -335,7 +414,7 @@ def schedule_waiting(self, output: SchedulerOutput) -> None:
 # rule 8
 @mistake(
     "scheduler.Scheduler.schedule_waiting",
-    "no request runs, so no memory will become free: does huge wait for ever?",
+    "no request is running, so no memory will become free: does huge wait forever?",
 )
 def schedule_waiting(self, output: SchedulerOutput) -> None:
     budget = self.max_num_batched_tokens - output.num_tokens
@@ -352,7 +431,7 @@ def schedule_waiting(self, output: SchedulerOutput) -> None:
 # rule 8
 @mistake(
     "scheduler.Scheduler.schedule_waiting",
-    "a step is unread, memory comes free with it: do you ask num_unread_steps?",
+    "reading the unread step may free memory for `a`: do you check num_unread_steps?",
 )
 def schedule_waiting(self, output: SchedulerOutput) -> None:
     budget = self.max_num_batched_tokens - output.num_tokens
@@ -369,11 +448,116 @@ def schedule_waiting(self, output: SchedulerOutput) -> None:
             self._fail(self.waiting.popleft(), output)
 
 
+# rule 1: counts the requests of this step
+@mistake(
+    "scheduler.Scheduler.schedule_waiting",
+    "old has one of two seats, without a chunk in this step: do you count it?",
+)
+def schedule_waiting(self, output: SchedulerOutput) -> None:
+    budget = self.max_num_batched_tokens - output.num_tokens
+    while self.waiting and budget > 0 and len(output.chunks) < self.max_num_seqs:
+        request = self.waiting[0]
+        if self.admit(request):
+            self.running.append(self.waiting.popleft())
+            chunk = next_chunk(request, budget)
+            self._take(chunk, output)
+            budget -= chunk.length
+        elif self.running or self.num_unread_steps:
+            break
+        else:
+            self._fail(self.waiting.popleft(), output)
+
+
+# rule 3: the chunk is made before admission has found the prefix
+@mistake(
+    "scheduler.Scheduler.schedule_waiting",
+    "admission finds 2 of 4 tokens computed: do you make the chunk after that?",
+)
+def schedule_waiting(self, output: SchedulerOutput) -> None:
+    budget = self.max_num_batched_tokens - output.num_tokens
+    while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
+        request = self.waiting[0]
+        chunk = next_chunk(request, budget)
+        if self.admit(request):
+            self.running.append(self.waiting.popleft())
+            self._take(chunk, output)
+            budget -= chunk.length
+        elif self.running or self.num_unread_steps:
+            break
+        else:
+            self._fail(self.waiting.popleft(), output)
+
+
+# rule 1: the chunk is in the step, and its tokens are not counted
+@mistake(
+    "scheduler.Scheduler.schedule_waiting",
+    "a chunk must be counted once: do you add it to the step with self._take?",
+)
+def schedule_waiting(self, output: SchedulerOutput) -> None:
+    budget = self.max_num_batched_tokens - output.num_tokens
+    while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
+        request = self.waiting[0]
+        if self.admit(request):
+            self.running.append(self.waiting.popleft())
+            output.chunks.append(next_chunk(request, budget))
+            budget -= output.chunks[-1].length
+        elif self.running or self.num_unread_steps:
+            break
+        else:
+            self._fail(self.waiting.popleft(), output)
+
+
+# rule 8: decides before the loop what changes in it
+@mistake(
+    "scheduler.Scheduler.schedule_waiting",
+    "`b` fits once `a` has ended: do you look at `running` before `a` is admitted, or after?",
+)
+def schedule_waiting(self, output: SchedulerOutput) -> None:
+    budget = self.max_num_batched_tokens - output.num_tokens
+    is_idle = not self.running and not self.num_unread_steps
+    while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
+        request = self.waiting[0]
+        if self.admit(request):
+            self.running.append(self.waiting.popleft())
+            chunk = next_chunk(request, budget)
+            self._take(chunk, output)
+            budget -= chunk.length
+        elif is_idle:
+            self._fail(self.waiting.popleft(), output)
+        else:
+            break
+
+
+# rule 6: changes what `admit` looks at
+@mistake(
+    "scheduler.Scheduler.schedule_waiting",
+    "no request runs while admit is asked: do you change `running` before that?",
+)
+def schedule_waiting(self, output: SchedulerOutput) -> None:
+    while self.waiting and len(self.running) < self.max_num_seqs:
+        budget = self.max_num_batched_tokens - output.num_tokens
+        if budget <= 0:
+            break
+        request = self.waiting.popleft()
+        self.running.append(request)
+        if self.admit(request):
+            self._take(next_chunk(request, budget), output)
+            continue
+        self.running.remove(request)
+        if self.running or self.num_unread_steps:
+            self.waiting.appendleft(request)
+            break
+        self._fail(request, output)
+
+
 # -- Scheduler.make_room --
 
 
 # rule 7
-@mistake("scheduler.Scheduler.make_room", "new can go: old gets its token")
+@mistake(
+    "scheduler.Scheduler.make_room",
+    "preempting new frees enough memory for old: which request do you preempt?",
+)
 def make_room(self, request: Request, output: SchedulerOutput) -> bool:
     while not self.memory.allocate(request, request.num_computed_tokens + 1):
         victim = self.running[0]
@@ -390,7 +574,7 @@ def make_room(self, request: Request, output: SchedulerOutput) -> bool:
 # rule 8
 @mistake(
     "scheduler.Scheduler.make_room",
-    "alone, it would come back, grow and be preempted again, for ever: who ends that?",
+    "alone, it would come back, grow and be preempted again: what ends that loop?",
 )
 def make_room(self, request: Request, output: SchedulerOutput) -> bool:
     while not self.memory.allocate(request, request.num_computed_tokens + 1):
@@ -404,7 +588,7 @@ def make_room(self, request: Request, output: SchedulerOutput) -> bool:
 # rule 7
 @mistake(
     "scheduler.Scheduler.make_room",
-    "d gave nothing back, c gave enough: do you try again after each one?",
+    "d frees nothing and c frees enough: do you ask for memory after each preemption?",
 )
 def make_room(self, request: Request, output: SchedulerOutput) -> bool:
     if self.memory.allocate(request, request.num_computed_tokens + 1):
@@ -441,7 +625,7 @@ def make_room(self, request: Request, output: SchedulerOutput) -> bool:
 # rule 7
 @mistake(
     "scheduler.Scheduler.make_room",
-    "new was preempted itself and owns nothing: may it still compute a token?",
+    "new was preempted and holds no memory: can it still compute a token?",
 )
 def make_room(self, request: Request, output: SchedulerOutput) -> bool:
     while not self.memory.allocate(request, request.num_computed_tokens + 1):
@@ -458,7 +642,7 @@ def make_room(self, request: Request, output: SchedulerOutput) -> bool:
 # rule 6
 @mistake(
     "scheduler.Scheduler.make_room",
-    "7 of 10 fit, the reserve is for requests like this: do you keep the watermark from it?",
+    "7 of 10 tokens fit: is the watermark kept from the running requests it is meant for?",
 )
 def make_room(self, request: Request, output: SchedulerOutput) -> bool:
     while not self.memory.allocate(request, request.num_computed_tokens + 1, keep_watermark=True):
@@ -474,7 +658,7 @@ def make_room(self, request: Request, output: SchedulerOutput) -> bool:
 
 
 # rule 8
-@mistake("scheduler.Scheduler.make_room", "it has ended: does it still stand in `running`?")
+@mistake("scheduler.Scheduler.make_room", "self._fail doesn't touch `running`: who removes `a`?")
 def make_room(self, request: Request, output: SchedulerOutput) -> bool:
     while not self.memory.allocate(request, request.num_computed_tokens + 1):
         victim = self.running[-1]
@@ -487,10 +671,10 @@ def make_room(self, request: Request, output: SchedulerOutput) -> bool:
     return True
 
 
-# rule 7: right for the first token of an answer
+# rule 7: works for the first token of an answer only
 @mistake(
     "scheduler.Scheduler.make_room",
-    "9 tokens are computed, 6 of them prefill: is there room for the 10th?",
+    "9 tokens are computed, prompt and answer: is there memory for the 10th?",
 )
 def make_room(self, request: Request, output: SchedulerOutput) -> bool:
     while not self.memory.allocate(request, request.num_prefill_tokens + 1):
@@ -505,13 +689,48 @@ def make_room(self, request: Request, output: SchedulerOutput) -> bool:
     return True
 
 
+# rule 7
+@mistake("scheduler.Scheduler.make_room", "do you choose by the number of tokens?")
+def make_room(self, request: Request, output: SchedulerOutput) -> bool:
+    while not self.memory.allocate(request, request.num_computed_tokens + 1):
+        victim = min(reversed(self.running), key=lambda other: other.num_tokens)
+        if len(self.running) > 1:
+            self._preempt(victim, output)
+        elif not self.num_unread_steps:
+            self.running.clear()
+            self._fail(request, output)
+        if victim is request:
+            return False
+    return True
+
+
+# rule 7
+@mistake(
+    "scheduler.Scheduler.make_room",
+    "only a request that runs alone waits for an unread step: does old wait here?",
+)
+def make_room(self, request: Request, output: SchedulerOutput) -> bool:
+    while not self.memory.allocate(request, request.num_computed_tokens + 1):
+        if self.num_unread_steps:
+            return False
+        victim = self.running[-1]
+        if len(self.running) > 1:
+            self._preempt(victim, output)
+        else:
+            self.running.clear()
+            self._fail(request, output)
+        if victim is request:
+            return False
+    return True
+
+
 # -- Scheduler.schedule --
 
 
 # rule 2
 @mistake(
     "scheduler.Scheduler.schedule",
-    "a is answering, b is new: does every decoding request get a token before any prompt?",
+    "a decodes and b is new: do decodes go first, and does b get the rest of the budget?",
 )
 def schedule(self) -> SchedulerOutput:
     output = SchedulerOutput()
@@ -530,7 +749,7 @@ def schedule(self) -> SchedulerOutput:
 
 
 # rule 5
-@mistake("scheduler.Scheduler.schedule", "a is answering, b is new")
+@mistake("scheduler.Scheduler.schedule", "a decodes and b is new")
 def schedule(self) -> SchedulerOutput:
     output = SchedulerOutput()
     for request in list(self.running):
@@ -549,7 +768,7 @@ def schedule(self) -> SchedulerOutput:
 # rule 1
 @mistake(
     "scheduler.Scheduler.schedule",
-    "b is half way: does a prompt that has begun go on with what is left of the",
+    "b's prompt is half done: does it continue with what decodes leave of the budget?",
 )
 def schedule(self) -> SchedulerOutput:
     output = SchedulerOutput()
@@ -566,7 +785,7 @@ def schedule(self) -> SchedulerOutput:
 # rule 7
 @mistake(
     "scheduler.Scheduler.schedule",
-    "new was preempted for old's token: does it get a chunk all the same?",
+    "new was preempted to make room for old: does it still get a chunk?",
 )
 def schedule(self) -> SchedulerOutput:
     output = SchedulerOutput()
@@ -585,7 +804,7 @@ def schedule(self) -> SchedulerOutput:
 # rule 1
 @mistake(
     "scheduler.Scheduler.schedule",
-    "three tokens are on their way: do you compare num_tokens with max_num_tokens?",
+    "all three tokens are in flight: do you compare num_tokens with max_num_tokens?",
 )
 def schedule(self) -> SchedulerOutput:
     output = SchedulerOutput()
@@ -603,7 +822,7 @@ def schedule(self) -> SchedulerOutput:
 # rule 1
 @mistake(
     "scheduler.Scheduler.schedule",
-    "nothing of the budget is left for b: does it get a chunk of 0 tokens?",
+    "a uses the whole budget: does b get a chunk of 0 tokens?",
 )
 def schedule(self) -> SchedulerOutput:
     output = SchedulerOutput()
@@ -614,5 +833,44 @@ def schedule(self) -> SchedulerOutput:
     for request in [r for r in self.running if not r.is_decoding]:
         budget = self.max_num_batched_tokens - output.num_tokens
         self._take(next_chunk(request, budget), output)
+    self.schedule_waiting(output)
+    return output
+
+
+# rule 7: prompts are collected before any of them is preempted
+@mistake(
+    "scheduler.Scheduler.schedule",
+    "new was preempted in the middle of its prompt: which requests are still running?",
+)
+def schedule(self) -> SchedulerOutput:
+    output = SchedulerOutput()
+    prompts = [r for r in self.running if not r.is_decoding]
+    for request in list(self.running):
+        wants_token = request.is_decoding and request.num_tokens < request.max_num_tokens
+        if wants_token and self.make_room(request, output):
+            self._take(next_chunk(request, budget=1), output)
+    for request in prompts:
+        budget = self.max_num_batched_tokens - output.num_tokens
+        if budget > 0:
+            self._take(next_chunk(request, budget), output)
+    self.schedule_waiting(output)
+    return output
+
+
+# rule 7
+@mistake(
+    "scheduler.Scheduler.schedule",
+    "there is no memory for new's token: do you use what make_room returns?",
+)
+def schedule(self) -> SchedulerOutput:
+    output = SchedulerOutput()
+    for request in list(self.running):
+        if request.is_decoding and request.num_tokens < request.max_num_tokens:
+            self.make_room(request, output)
+            self._take(next_chunk(request, budget=1), output)
+    for request in [r for r in self.running if not r.is_decoding]:
+        budget = self.max_num_batched_tokens - output.num_tokens
+        if budget > 0:
+            self._take(next_chunk(request, budget), output)
     self.schedule_waiting(output)
     return output

@@ -1,4 +1,4 @@
-"""Right answers in other styles, for `test_course_alternatives`; read as text, never imported."""
+"""Right answers in other styles, read as text by `test_course_alternatives`, never imported."""
 
 
 @answer("scheduler.next_chunk")
@@ -144,7 +144,7 @@ def make_room(self, request, output):
 def schedule(self) -> SchedulerOutput:
     output = SchedulerOutput()
     index = 0
-    while index < len(self.running):  # those that are preempted stand behind this one
+    while index < len(self.running):  # preempted requests are after this one
         request = self.running[index]
         if (
             request.is_decoding
@@ -179,4 +179,107 @@ def schedule(self):
             self._take(chunk, output)
             budget -= chunk.length
     self.schedule_waiting(output)
+    return output
+
+
+@answer("scheduler.next_chunk")
+def next_chunk(request: Request, budget: int) -> Chunk:
+    positions = range(request.num_computed_tokens, request.num_tokens)
+    part = positions[:budget]
+    decode = request.num_prefill_tokens > 0 and request.num_prefill_tokens <= positions.start
+    return Chunk(request, positions.start, len(part), len(part) == len(positions), decode)
+
+
+@answer("scheduler.finish_reason")
+def finish_reason(request):
+    length = request.num_prompt_tokens + request.num_output_tokens
+    reasons = {
+        "stop": any(
+            request.token_ids[len(request.token_ids) - 1] == t for t in request.stop_token_ids
+        ),
+        "length": not length < request.max_num_tokens,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+@answer("scheduler.Scheduler.admit")
+def admit(self, request):
+    admitted = False
+    if request.num_in_flight == 0:
+        try:
+            cached = self.memory.reuse_prefix(request)
+            admitted = bool(self.memory.allocate(request, request.num_tokens, any(self.running)))
+        finally:
+            if not admitted:
+                self.memory.free(request)
+    if admitted:
+        fields = {"num_computed_tokens": cached, "num_prefill_tokens": request.num_tokens}
+        if request.num_preemptions < 1:
+            fields["num_cached_tokens"] = cached
+        for name, value in fields.items():
+            setattr(request, name, value)
+    return admitted
+
+
+@answer("scheduler.Scheduler.schedule_waiting")
+def schedule_waiting(self, output):
+    def left():
+        return self.max_num_batched_tokens - sum(chunk.length for chunk in output.chunks)
+
+    def goes_on():
+        request = self.waiting.popleft()
+        if self.admit(request):
+            self.running += [request]
+            self._take(next_chunk(request, left()), output)
+        elif not self.running and self.num_unread_steps == 0:
+            self._fail(request, output)
+        else:
+            self.waiting.appendleft(request)
+            return False
+        return True
+
+    while left() > 0 and len(self.waiting) and self.max_num_seqs - len(self.running) > 0:
+        if not goes_on():
+            break
+
+
+@answer("scheduler.Scheduler.make_room")
+def make_room(self, request, output):
+    wanted = request.num_computed_tokens + 1
+    for victim in self.running[::-1]:
+        if self.memory.allocate(request, wanted, keep_watermark=False):
+            return True
+        is_alone = len(self.running) == 1
+        if is_alone and self.num_unread_steps:
+            return False
+        if is_alone:
+            self.running = []
+            self._fail(request, output)
+            return False
+        self._preempt(victim, output)
+        if victim is request:
+            return False
+    return False
+
+
+@answer("scheduler.Scheduler.schedule")
+def schedule(self):
+    output, budget = SchedulerOutput(), self.max_num_batched_tokens
+    for request in tuple(self.running):
+        if not request.is_decoding:
+            continue
+        if request.max_num_tokens <= request.num_tokens:
+            continue
+        if not self.make_room(request, output):
+            continue
+        self._take(next_chunk(request, 1), output)
+        budget -= 1
+    prompts = filter(lambda request: not request.is_decoding, list(self.running))
+    for request in prompts:
+        if not budget:
+            break
+        chunk = next_chunk(request=request, budget=budget)
+        self._take(chunk=chunk, output=output)
+        budget -= chunk.length
+    self.schedule_waiting(output=output)
     return output

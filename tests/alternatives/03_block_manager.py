@@ -1,4 +1,4 @@
-"""Right answers in other styles, for `test_course_alternatives`; read as text, never imported."""
+"""Right answers in other styles, read as text by `test_course_alternatives`, never imported."""
 
 
 @answer("block_manager.blocks_for")
@@ -119,3 +119,74 @@ def allocate(self, request, num_tokens, keep_watermark=False):
         return False
     request.block_table = [*request.block_table, *self.pool.allocate(missing)]
     return True
+
+
+@answer("block_manager.blocks_for")
+def blocks_for(num_tokens: int, block_size: int) -> int:
+    index_of_last = (num_tokens - 1) // block_size
+    return index_of_last + 1
+
+
+@answer("block_manager.blocks_for")
+def blocks_for(num_tokens, block_size):
+    return len(range(0, num_tokens, block_size))
+
+
+@answer("block_manager.BlockPool.allocate")
+def allocate(self, num_blocks):
+    from itertools import islice
+
+    available = len(self.free_ids)
+    if available < num_blocks:
+        raise ValueError(f"{num_blocks} blocks wanted, {available} free")
+    taken = list(islice(self.free_ids, num_blocks))
+    for block_id in taken:
+        self.prefixes.forget(block_id)
+        self.free_ids.pop(block_id)
+        self.ref_counts[block_id] += 1
+    return taken
+
+
+@answer("block_manager.BlockPool.share")
+def share(self, block_ids):
+    shared = [*block_ids]
+    revived = dict.fromkeys(block_id for block_id in shared if block_id in self.free_ids)
+    for block_id in revived:
+        del self.free_ids[block_id]
+    for block_id in shared:
+        self.ref_counts[block_id] += 1
+
+
+@answer("block_manager.BlockPool.free")
+def free(self, block_ids):
+    useless = []
+    for block_id in block_ids:
+        owners = self.ref_counts[block_id] - 1
+        self.ref_counts[block_id] = owners
+        if owners > 0:
+            continue
+        if self.prefixes.holds(block_id):
+            self.free_ids.update({block_id: None})
+        else:
+            useless.append(block_id)
+    for block_id in reversed(useless):
+        self.free_ids[block_id] = None
+        self.free_ids.move_to_end(block_id, last=False)
+
+
+@answer("block_manager.BlockManager.can_allocate")
+def can_allocate(self, num_blocks, keep_watermark):
+    left = self.pool.num_free - num_blocks
+    return not (num_blocks > 0 and left < self.num_watermark_blocks * int(bool(keep_watermark)))
+
+
+@answer("block_manager.BlockManager.allocate")
+def allocate(self, request, num_tokens, keep_watermark=False):
+    uncovered = num_tokens - self.block_size * len(request.block_table)
+    if uncovered <= 0:
+        return True
+    missing = blocks_for(num_tokens=uncovered, block_size=self.block_size)
+    if self.can_allocate(num_blocks=missing, keep_watermark=keep_watermark):
+        request.block_table = [*request.block_table, *self.pool.allocate(num_blocks=missing)]
+        return True
+    return False
