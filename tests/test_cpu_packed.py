@@ -11,13 +11,13 @@ from torch import Tensor
 
 from minivllm import ops
 from minivllm.cpu import ops as cpu_ops
-from minivllm.model import GROUP, CausalLM, Codes, Embedding, Linear
+from minivllm.model import GROUP, MLP, CausalLM, Codes, Embedding, Linear
 from minivllm.model_config import ModelConfig
 
 pytest.importorskip("numba", reason="packing needs the kernels")
 
 from minivllm.cpu import packed
-from minivllm.cpu.packed import Bfloat16Linear, PackedLinear
+from minivllm.cpu.packed import Bfloat16Linear, PackedLinear, PackedMLP
 
 
 def random_codes(num_rows: int, num_groups: int, bits: int, seed: int = 0) -> Codes:
@@ -179,6 +179,14 @@ def test_a_product_without_codes_stays_plain_in_float32() -> None:
     model = packed.pack(coded_model())
     assert isinstance(model.model.layers[0].mlp.down_proj, Linear)
     assert sum(isinstance(part, PackedLinear) for part in model.modules()) == 2 * 4 - 1 + 1
+
+
+def test_an_mlp_of_packed_products_is_one_call() -> None:
+    """Unless one of its products is plain, or has a bias that the call would forget."""
+    layers = packed.pack(coded_model()).model.layers
+    assert [type(layer.mlp) for layer in layers] == [MLP, PackedMLP]
+    layers = packed.pack(coded_model(config=replace(TINY, mlp_bias=True))).model.layers
+    assert [type(layer.mlp) for layer in layers] == [MLP, MLP]
 
 
 def test_a_step_reads_packed_weights_as_they_are_packed() -> None:

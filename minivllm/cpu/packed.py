@@ -1,12 +1,9 @@
 """Weights laid out for a CPU: `pack` changes a loaded model so that its products are fast.
 
-A step of a few tokens reads every weight once and multiplies it a few times: on a CPU it is as
-slow as memory. Where the checkpoint brings a weight as 4-bit or 8-bit codes (`model.Codes`), the
-weights are computed from them in registers: a fifth of the bytes, and nothing is rounded. Does
-not quantize. Not built in the course.
-
-Sources: the groups are those of llama.cpp's Q4_1; that the model is finished first and changed
-then is gpt-fast's way.
+A step of a few tokens is as slow as memory. Where the checkpoint brings a weight as 4-bit or 8-bit
+codes (`model.Codes`), the weights are computed from them: a fifth of the bytes, and nothing is
+rounded. Does not quantize. Not built in the course. Sources: the groups are those of llama.cpp's
+Q4_1; that the model is finished first and changed then is gpt-fast's way.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minivllm.cpu.ops import cpu_kernels, has_kernels, num_threads, warm_up
-from minivllm.model import GROUP, CausalLM, Codes, Embedding, Linear
+from minivllm.model import GROUP, MLP, CausalLM, Codes, Embedding, Linear
 
 FEW_ROWS = 32  # float32: with more rows than this, torch's product of unpacked weights is faster
 INT4_ROWS = 8  # bfloat16: with more rows than this, the matrix units are faster than 4-bit codes
@@ -39,6 +36,11 @@ def pack(model: CausalLM) -> CausalLM:
         for name, child in list(module.named_children()):
             if isinstance(child, Linear):
                 setattr(module, name, packed(child, child.bias) or child)
+    layers: Any = model.model.layers
+    for layer in layers:
+        products = (layer.mlp.gate_up_proj, layer.mlp.down_proj)
+        if all(isinstance(part, PackedLinear) and part.bias is None for part in products):
+            layer.mlp = PackedMLP(layer.mlp)
     if model.lm_head is None:
         # Called like the Linear of a model with a head of its own.
         model.lm_head = packed(embedding, None)  # type: ignore[assignment]
@@ -57,7 +59,7 @@ def weight_bytes(model: CausalLM) -> int:
     embedding that is no output layer as well it reads a row for each token: nothing, in all."""
     head: Any = model.model.embed_tokens if model.lm_head is None else model.lm_head
     parts: list[Any] = [*model.model.layers.modules(), model.model.norm, head]
-    return sum(x.nbytes for part in parts for x in getattr(part, "few", part.parameters)(False))
+    return sum(x.nbytes for part in parts for x in getattr(part, "few", part.parameters(False)))
 
 
 class PackedLinear(nn.Module):
@@ -73,11 +75,8 @@ class PackedLinear(nn.Module):
         self.bias = bias
         self.codes = lay_out(codes.codes)
         self.scales = lay_out(codes.scales)
+        self.few = [self.codes, self.scales]  # what a product of few rows reads
         self.arrays = (self.codes.numpy(), self.scales.numpy())
-
-    def few(self, recurse: bool = False) -> list[Tensor]:
-        """What a product of few rows reads."""
-        return [self.codes, self.scales]
 
     def forward(self, x: Tensor) -> Tensor:
         """`x @ weight.T + bias`."""
@@ -101,6 +100,24 @@ class PackedLinear(nn.Module):
         return weight
 
 
+class PackedMLP(nn.Module):
+    """`model.MLP` with packed products and no bias: for few rows one call instead of three."""
+
+    def __init__(self, mlp: MLP) -> None:
+        super().__init__()
+        self.mlp = mlp
+        products: Any = (mlp.gate_up_proj, mlp.down_proj)
+        self.arrays = [array for product in products for array in product.arrays]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`x [T, hidden] -> [T, hidden]`."""
+        if x.shape[0] > FEW_ROWS:
+            return self.mlp.forward(x)
+        out = torch.empty_like(x)
+        cpu_kernels.packed_mlp(x.numpy(), *self.arrays, out.numpy(), num_threads())
+        return out
+
+
 def lay_out(rows: Tensor) -> Tensor:
     """Rows of codes or scales `[m, groups, k]` in tiles of LANES rows, which lie side by side:
     `[tiles, groups, k * LANES]`; rows of zeros behind the last."""
@@ -122,10 +139,7 @@ class Bfloat16Linear(nn.Module):
         self.bias = bias
         self.prepacked = prepack(weight)
         self.int4 = None if codes is None else to_int4(codes)
-
-    def few(self, recurse: bool = False) -> list[Tensor]:
-        """What a product of few rows reads."""
-        return [self.weight] if self.int4 is None else list(self.int4)
+        self.few = [weight] if self.int4 is None else list(self.int4)  # as in `PackedLinear`
 
     def forward(self, x: Tensor) -> Tensor:
         """`x @ weight.T + bias`."""
