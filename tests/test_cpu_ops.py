@@ -252,7 +252,7 @@ def test_two_threads_share_a_product() -> None:
         "codes = Codes(torch.arange(192)[:, None, None].repeat(1, 1, 32).byte(),"
         " torch.ones(192, 1, 2)); x = torch.rand(5, 32);"
         "expected = x.sum(1)[:, None] * (torch.arange(192) + 1);"
-        "print(torch.allclose(packed.PackedLinear(codes, None, packed.Scratch())(x), expected))"
+        "print(torch.allclose(packed.PackedLinear(codes, None)(x), expected))"
     )
     assert printed_by(code, omp=2, numba=2) == "2 True"
 
@@ -354,3 +354,16 @@ def test_smollm2_is_the_same_with_and_without_kernels() -> None:
     difference = (results[1] - results[0]).abs().max() / results[0].abs().max()
     assert difference < 1e-4
     assert torch.equal(results[0].argmax(-1), results[1].argmax(-1))
+
+
+@needs_kernels
+def test_wide_vectors_leave_the_users_features_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NUMBA_CPU_FEATURES decides where it is set; else AVX-512 loses its preference, once."""
+    kernels = cpu_ops.cpu_kernels
+    monkeypatch.setattr(kernels.config, "CPU_FEATURES", "+sse2")
+    kernels.use_wide_vectors()
+    assert kernels.config.CPU_FEATURES == "+sse2"
+    monkeypatch.setattr(kernels.config, "CPU_FEATURES", None)
+    kernels.use_wide_vectors()
+    has_avx512 = kernels.llvmlite.binding.get_host_cpu_features().get("avx512f", False)
+    assert (kernels.config.CPU_FEATURES is not None) == has_avx512

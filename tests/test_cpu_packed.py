@@ -11,13 +11,13 @@ from torch import Tensor
 
 from minivllm import ops
 from minivllm.cpu import ops as cpu_ops
-from minivllm.model import GROUP, CausalLM, Codes, Embedding, Linear
+from minivllm.model import GROUP, MLP, CausalLM, Codes, Embedding, Linear
 from minivllm.model_config import ModelConfig
 
 pytest.importorskip("numba", reason="packing needs the kernels")
 
 from minivllm.cpu import packed
-from minivllm.cpu.packed import Bfloat16Linear, PackedLinear, Scratch
+from minivllm.cpu.packed import Bfloat16Linear, PackedLinear, PackedMLP
 
 
 def random_codes(num_rows: int, num_groups: int, bits: int, seed: int = 0) -> Codes:
@@ -51,7 +51,7 @@ def test_codes_of_a_small_group() -> None:
     )
     weight = (torch.arange(16) * 0.25 - 1).repeat(2)[None]
     assert codes.bits == 4 and torch.equal(dense(codes), weight)
-    assert torch.equal(PackedLinear(codes, None, Scratch()).unpacked()[:, :1], weight.T)
+    assert torch.equal(PackedLinear(codes, None).unpacked()[:, :1], weight.T)
 
 
 # -- products --
@@ -66,7 +66,7 @@ def test_product_equals_the_plain_one(bits: int, num_rows: int) -> None:
     for out_size, groups in ((37, 3), (64, 1), (130, 2)):
         codes = random_codes(out_size, groups, bits)
         bias = random_rows(out_size) if groups == 3 else None
-        linear, x = PackedLinear(codes, bias, Scratch()), random_rows(num_rows, groups * GROUP)
+        linear, x = PackedLinear(codes, bias), random_rows(num_rows, groups * GROUP)
         exact = dense(codes).double()
         expected = ops.linear(x.double(), exact, None if bias is None else bias.double())
         torch.testing.assert_close(linear(x).double(), expected, atol=2e-5, rtol=1e-5)
@@ -75,7 +75,7 @@ def test_product_equals_the_plain_one(bits: int, num_rows: int) -> None:
 def test_product_takes_rows_that_are_not_contiguous() -> None:
     """Every second row, and a slice of the columns, of a larger tensor."""
     for num_rows in (1, 5, 40):
-        linear = PackedLinear(random_codes(16, 2, 4), None, Scratch())
+        linear = PackedLinear(random_codes(16, 2, 4), None)
         x = random_rows(2 * num_rows, 100)[::2, 7:71]
         torch.testing.assert_close(linear(x), linear(x.clone()))
 
@@ -179,6 +179,14 @@ def test_a_product_without_codes_stays_plain_in_float32() -> None:
     model = packed.pack(coded_model())
     assert isinstance(model.model.layers[0].mlp.down_proj, Linear)
     assert sum(isinstance(part, PackedLinear) for part in model.modules()) == 2 * 4 - 1 + 1
+
+
+def test_an_mlp_of_packed_products_is_one_call() -> None:
+    """Unless one of its products is plain, or has a bias that the call would forget."""
+    layers = packed.pack(coded_model()).model.layers
+    assert [type(layer.mlp) for layer in layers] == [MLP, PackedMLP]
+    layers = packed.pack(coded_model(config=replace(TINY, mlp_bias=True))).model.layers
+    assert [type(layer.mlp) for layer in layers] == [MLP, MLP]
 
 
 def test_a_step_reads_packed_weights_as_they_are_packed() -> None:

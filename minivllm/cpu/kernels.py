@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import llvmlite.binding  # type: ignore[import-untyped]
 import numpy as np
-from llvmlite import binding as llvm
 from numba import config, njit, prange, types
 from numba.extending import overload
 
@@ -26,22 +26,17 @@ LOG2_E = np.float32(1.442695041)
 LN_2 = np.float32(0.693147181)
 
 
-def use_widest_vectors() -> None:
-    """Let LLVM use vectors of 512 bits where the CPU has them.
-
-    On its own it stays at 256 bits, because the first such CPUs lowered their clock for wider
-    ones. Products are up to 1.8 times as fast. NUMBA_CPU_FEATURES, where it is set, wins.
-    """
-    features = llvm.get_host_cpu_features()
-    if config.CPU_FEATURES is None and features.get("avx512f"):
-        config.CPU_FEATURES = f"{features.flatten()},-prefer-256-bit"
+def use_wide_vectors() -> None:
+    """Let LLVM use all of AVX-512: on Intel it prefers half of it, and products of 16 rows took 1.4
+    times as long. The user's settings stay, and so does code that numba has compiled before."""
+    features = llvmlite.binding.get_host_cpu_features()
+    if config.CPU_FEATURES is None and features.get("avx512f"):  # type: ignore[attr-defined]
+        config.CPU_FEATURES = f"{features.flatten()},-prefer-256-bit"  # type: ignore[attr-defined]
 
 
 def can_cache() -> bool:
-    """Return whether numba finds a writable directory for compiled code.
-
-    It looks beside this file, then in the user's cache; NUMBA_CACHE_DIR names another one.
-    """
+    """Return whether numba finds a writable directory for compiled code: beside this file, in the
+    user's cache, or where NUMBA_CACHE_DIR says."""
     try:
         njit(cache=True)(can_cache)
     except RuntimeError:
@@ -49,7 +44,7 @@ def can_cache() -> bool:
     return True
 
 
-use_widest_vectors()
+use_wide_vectors()
 # Sums may be taken in any order (or no loop of a dot product could use vectors); a division by
 # zero is infinity, not an exception; compiled code is kept for the next start.
 FAST: dict[str, Any] = {"fastmath": True, "error_model": "numpy", "cache": can_cache()}
@@ -58,27 +53,27 @@ FAST: dict[str, Any] = {"fastmath": True, "error_model": "numpy", "cache": can_c
 # -- numbers -----------------------------------------------------------------------------------
 
 
-def widen(number):  # type: ignore[no-untyped-def]
+def widen(number):
     """The float32 of a float32 or of the 16 bits of a bfloat16, which are its upper half."""
 
 
 @overload(widen)
-def _widen(number):  # type: ignore[no-untyped-def]
+def _widen(number):
     if number == types.float32:
         return lambda number: number
     return lambda number: np.int32(np.int32(number) << 16).view(np.float32)
 
 
-def put(row, i, number):  # type: ignore[no-untyped-def]
+def put(row, i, number):
     """`row[i] = number`, rounded to the nearest bfloat16 (ties to even) if that is its type."""
 
 
 @overload(put)
-def _put(row, i, number):  # type: ignore[no-untyped-def]
-    def put_float32(row, i, number):  # type: ignore[no-untyped-def]
+def _put(row, i, number):
+    def put_float32(row, i, number):
         row[i] = number
 
-    def put_bfloat16(row, i, number):  # type: ignore[no-untyped-def]
+    def put_bfloat16(row, i, number):
         bits = np.float32(number).view(np.int32)
         row[i] = np.int16((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)
 
@@ -119,58 +114,42 @@ def _number(code):
 
 
 @njit(**FAST)
-def _unpack(codes, scales, weight):
-    """Write the weights of one group to `weight [32 * LANES]`."""
+def _unpack(codes, scales, weight, first, stride):
+    """Write the weights i of one group, lane by lane, to `weight[first + i * stride]` and on."""
     if len(codes) == GROUP * LANES:
         for i in range(GROUP):
+            target = first + i * stride
             for r in range(LANES):
-                w = i * LANES + r
-                weight[w] = _number(codes[w]) * scales[r] + scales[LANES + r]
+                code = _number(codes[i * LANES + r])
+                weight[target + r] = code * scales[r] + scales[LANES + r]
         return
-    half = GROUP // 2 * LANES
     for i in range(GROUP // 2):
+        lower = first + i * stride
+        upper = first + (GROUP // 2 + i) * stride
         for r in range(LANES):
-            w = i * LANES + r
-            code = codes[w]
+            code = codes[i * LANES + r]
             scale = scales[r]
             low = scales[LANES + r]
-            weight[w] = _number(code & 15) * scale + low
-            weight[half + w] = _number(code >> 4) * scale + low
+            weight[lower + r] = _number(code & 15) * scale + low
+            weight[upper + r] = _number(code >> 4) * scale + low
 
 
 @njit(parallel=True, **FAST)
 def unpack(codes, scales, weight):
-    """Write all weights to `weight [n, m]` float32, transposed; m is a multiple of LANES here."""
+    """Write all weights to `weight [n * m]` float32, transposed; m is a multiple of LANES here."""
     num_tiles, num_groups = codes.shape[:2]
-    for tile in prange(num_tiles):
-        group = np.empty(GROUP * LANES, np.float32)
-        for g in range(num_groups):
-            _unpack(codes[tile, g], scales[tile, g], group)
-            for i in range(GROUP):
-                row = weight[g * GROUP + i, tile * LANES : (tile + 1) * LANES]
-                row[:] = group[i * LANES : (i + 1) * LANES]
+    stride = num_tiles * LANES
+    # A group of all tiles is 32 whole rows; a tile's column would visit another page in each row.
+    for g in prange(num_groups):
+        for tile in range(num_tiles):
+            first = g * GROUP * stride + tile * LANES
+            _unpack(codes[tile, g], scales[tile, g], weight, first, stride)
 
 
 @njit(**FAST)
 def _add_products(x, weight, sums):
-    """`sums [LANES] += x [32] @ weight [32 * LANES]`."""
-    for k in range(0, GROUP, 8):
-        x0, x1, x2, x3 = x[k], x[k + 1], x[k + 2], x[k + 3]
-        x4, x5, x6, x7 = x[k + 4], x[k + 5], x[k + 6], x[k + 7]
-        for r in range(LANES):
-            w = k * LANES + r
-            sums[r] += (
-                x0 * weight[w] + x1 * weight[w + LANES]
-                + x2 * weight[w + 2 * LANES] + x3 * weight[w + 3 * LANES]
-                + x4 * weight[w + 4 * LANES] + x5 * weight[w + 5 * LANES]
-                + x6 * weight[w + 6 * LANES] + x7 * weight[w + 7 * LANES]
-            )  # fmt: skip
-
-
-@njit(**FAST)
-def _add_four_products(x, weight, sums):
-    """The same for four rows at once, `sums [4 * LANES] += x [4, 32] @ weight [32 * LANES]`: four
-    numbers of the weight are loaded for 16 multiplications."""
+    """`sums [4 * LANES] += x [4, 32] @ weight [32 * LANES]`, four rows at once: four numbers of the
+    weight are loaded for 16 multiplications."""
     for k in range(0, GROUP, 4):
         a0, a1, a2, a3 = x[0, k], x[0, k + 1], x[0, k + 2], x[0, k + 3]
         b0, b1, b2, b3 = x[1, k], x[1, k + 1], x[1, k + 2], x[1, k + 3]
@@ -195,19 +174,19 @@ def packed_product(x, codes, scales, out, threads):
     Each group is unpacked into the first cache and multiplied with all rows.
     """
     num_tiles, num_groups = codes.shape[:2]
-    num_fours = len(x) // 4 * 4
+    num_rows = (len(x) + 3) // 4 * 4  # rows of zeros behind the last
+    rows = np.zeros((num_rows, x.shape[1]), np.float32)
+    rows[: len(x)] = x
     for thread in prange(threads):
         weight = np.empty(GROUP * LANES, np.float32)
-        sums = np.empty(len(x) * LANES, np.float32)
+        sums = np.empty(num_rows * LANES, np.float32)
         for tile in range(num_tiles * thread // threads, num_tiles * (thread + 1) // threads):
             sums[:] = 0
             for g in range(num_groups):
-                _unpack(codes[tile, g], scales[tile, g], weight)
-                part = x[:, g * GROUP : (g + 1) * GROUP]
-                for t in range(0, num_fours, 4):
-                    _add_four_products(part[t : t + 4], weight, sums[t * LANES :])
-                for t in range(num_fours, len(x)):
-                    _add_products(part[t], weight, sums[t * LANES :])
+                _unpack(codes[tile, g], scales[tile, g], weight, 0, LANES)
+                part = rows[:, g * GROUP : (g + 1) * GROUP]
+                for t in range(0, num_rows, 4):
+                    _add_products(part[t : t + 4], weight, sums[t * LANES :])
             first = tile * LANES
             for t in range(len(x)):
                 for r in range(min(LANES, out.shape[1] - first)):
@@ -272,7 +251,7 @@ def packed_vector_product(x, codes, scales, out, threads):
 # -- layers ------------------------------------------------------------------------------------
 #
 # Starting threads costs as much as some rows, so each kernel has a form for few rows and one for
-# many. Two functions: numba's cache would take one compiled in two ways for the same.
+# many: two functions, since numba's cache would take one compiled in two ways for the same.
 
 
 @njit(**FAST)
@@ -383,52 +362,65 @@ def store_kv(k, v, k_cache, v_cache, slots):
                 v_cache[block, offset, h, i] = v[t, h, i]
 
 
+@njit(**FAST)
+def packed_mlp(x, gate_up_codes, gate_up_scales, down_codes, down_scales, out, threads):
+    """`down(silu_mul(gate_up(x)))` for a few rows, with both weights packed; no bias."""
+    width = down_scales.shape[1] * GROUP
+    gate_up = np.empty((len(x), 2 * width), np.float32)
+    gated = np.empty((len(x), width), np.float32)
+    if len(x) == 1:
+        packed_vector_product(x, gate_up_codes, gate_up_scales, gate_up, threads)
+        silu_mul(gate_up, gated)
+        packed_vector_product(gated, down_codes, down_scales, out, threads)
+    else:
+        packed_product(x, gate_up_codes, gate_up_scales, gate_up, threads)
+        silu_mul_many(gate_up, gated)
+        packed_product(gated, down_codes, down_scales, out, threads)
+
+
 # -- attention ---------------------------------------------------------------------------------
 
 
 @njit(**FAST)
-def _score(query, cache, block, head, count, scale, scores):
-    """`scores[s] = query [D] @ cache[block, s, head] * scale` for s below `count`."""
-    size = len(query)
-    for s in range(0, count, 4):
-        # Past the end the last key is taken again.
-        s1 = min(s + 1, count - 1)
-        s2 = min(s + 2, count - 1)
-        s3 = min(s + 3, count - 1)
-        a0 = a1 = a2 = a3 = np.float32(0)
-        for i in range(size):
-            a0 += query[i] * widen(cache[block, s, head, i])
-            a1 += query[i] * widen(cache[block, s1, head, i])
-            a2 += query[i] * widen(cache[block, s2, head, i])
-            a3 += query[i] * widen(cache[block, s3, head, i])
-        scores[s3] = a3 * scale
-        scores[s2] = a2 * scale
-        scores[s1] = a1 * scale
-        scores[s] = a0 * scale
+def _score(queries, cache, block, first, group, start, count, scale, scores):
+    """`scores[h, start + s] = queries[h] @ cache[block, s, k] * scale` for s below `count`; the
+    heads are those of the key/value heads k from `first` on, `group` to each."""
+    for h in range(len(queries)):
+        k = first + h // group
+        for s in range(count):
+            total = np.float32(0)
+            for i in range(queries.shape[1]):
+                total += queries[h, i] * widen(cache[block, s, k, i])
+            scores[h, start + s] = total * scale
 
 
 @njit(**FAST)
-def _add_values(weights, cache, block, head, count, result):
-    """`result [D] += weights [count] @ cache[block, :count, head]`."""
-    fours = count // 4 * 4
-    for s in range(0, fours, 4):
-        w0, w1, w2, w3 = weights[s], weights[s + 1], weights[s + 2], weights[s + 3]
-        for i in range(len(result)):
-            result[i] += (
-                w0 * widen(cache[block, s, head, i])
-                + w1 * widen(cache[block, s + 1, head, i])
-                + w2 * widen(cache[block, s + 2, head, i])
-                + w3 * widen(cache[block, s + 3, head, i])
-            )
-    for s in range(fours, count):
-        for i in range(len(result)):
-            result[i] += weights[s] * widen(cache[block, s, head, i])
+def _add_values(scores, cache, block, first, group, start, count, result):
+    """`result[h] += scores[h, start : start + count] @ cache[block, :count, k]`; k as above."""
+    for h in range(len(result)):
+        k = first + h // group
+        for s in range(0, count - 3, 4):
+            w0 = scores[h, start + s]
+            w1 = scores[h, start + s + 1]
+            w2 = scores[h, start + s + 2]
+            w3 = scores[h, start + s + 3]
+            for i in range(result.shape[1]):
+                result[h, i] += (
+                    w0 * widen(cache[block, s, k, i]) + w1 * widen(cache[block, s + 1, k, i])
+                    + w2 * widen(cache[block, s + 2, k, i]) + w3 * widen(cache[block, s + 3, k, i])
+                )  # fmt: skip
+        for s in range(count // 4 * 4, count):
+            for i in range(result.shape[1]):
+                result[h, i] += scores[h, start + s] * widen(cache[block, s, k, i])
 
 
 @njit(**FAST)
 def _softmax(scores):
     """Turn scores into weights that add up to 1, in place."""
-    highest = scores.max()
+    highest = scores[0]
+    for i in range(len(scores)):
+        # max(highest, scores[i]), in a form that LLVM turns into vectors.
+        highest += max(scores[i] - highest, np.float32(0))
     total = np.float32(0)
     for i in range(len(scores)):
         scores[i] = exp(scores[i] - highest)
@@ -458,25 +450,20 @@ def decode_attention(q, k_cache, v_cache, block_table, seq_lens, scale, out, sha
         for h in range(num_heads):
             for i in range(size):
                 queries[h, i] = widen(q[n, first + h, i])
+        first_kv = first // group
         for j in range(num_blocks):
             start = j * block_size
             count = min(block_size, length - start)
-            for h in range(num_heads):
-                _score(
-                    queries[h], k_cache, block_table[n, j], (first + h) // group, count, scale,
-                    scores[h, start:],
-                )  # fmt: skip
-        result = np.zeros((num_heads, size), np.float32)
+            block = block_table[n, j]
+            _score(queries, k_cache, block, first_kv, group, start, count, scale, scores)
         for h in range(num_heads):
             _softmax(scores[h])
+        result = np.zeros((num_heads, size), np.float32)
         for j in range(num_blocks):
             start = j * block_size
             count = min(block_size, length - start)
-            for h in range(num_heads):
-                _add_values(
-                    scores[h, start:], v_cache, block_table[n, j], (first + h) // group, count,
-                    result[h],
-                )  # fmt: skip
+            _add_values(scores, v_cache, block_table[n, j], first_kv, group, start, count, result)
         for h in range(num_heads):
+            row = out[n, first + h]
             for i in range(size):
-                put(out[n, first + h], i, result[h, i])
+                put(row, i, result[h, i])

@@ -99,10 +99,10 @@ def warm_up(dtype: torch.dtype = torch.float32) -> None:
     x = torch.ones(2, 64, dtype=dtype)
     rms_norm(x, x[0], 1e-5)
     if not cpu_kernels.FAST["cache"]:
-        say("compiling the CPU kernels (about 20 s), at every start: set NUMBA_CACHE_DIR to a"
-            " directory that can be written to keep them")  # fmt: skip
+        print("compiling the CPU kernels (about 20 s), at every start: set NUMBA_CACHE_DIR to a"
+              " directory that can be written to keep them", file=sys.stderr)  # fmt: skip
     elif cpu_kernels.rms_norm.stats.cache_misses:
-        say("compiling the CPU kernels, once (about 20 s)")
+        print("compiling the CPU kernels, once (about 20 s)", file=sys.stderr)
     for rows in (x, x.repeat(FEW_ROWS, 1)):
         rms_norm(rows, x[0], 1e-5)
         add_rms_norm(rows, rows, x[0], 1e-5)
@@ -118,15 +118,10 @@ def warm_up(dtype: torch.dtype = torch.float32) -> None:
     decode_attention(q[:2], k_cache, v_cache, zeros, zeros[:, 0] + 1, 1, 1.0)
     if dtype == torch.float32:
         packed = (np.zeros((1, 2, 1024), np.uint8), np.zeros((1, 2, 128), np.float32))
-        array = x.numpy()
-        cpu_kernels.packed_vector_product(array[:1], *packed, array[:1].copy(), 1)
-        cpu_kernels.packed_product(array, *packed, array.copy(), 1)
-        cpu_kernels.unpack(*packed, np.empty((64, 64), np.float32))
-
-
-def say(line: str) -> None:
-    """Print a line of progress."""
-    print(line, file=sys.stderr, flush=True)
+        down = (packed[0][:, :1].copy(), packed[1][:, :1].copy())
+        for array in (x[:1].numpy(), x.numpy()):  # with all products that it consists of
+            cpu_kernels.packed_mlp(array, *packed, *down, array.copy(), 1)
+        cpu_kernels.unpack(*packed, np.empty(64 * 64, np.float32))
 
 
 # -- layers --

@@ -1,12 +1,9 @@
 """Weights laid out for a CPU: `pack` changes a loaded model so that its products are fast.
 
-A step of a few tokens reads every weight once and multiplies it a few times: on a CPU it is as
-slow as memory. Where the checkpoint brings a weight as 4-bit or 8-bit codes (`model.Codes`), the
-weights are computed from them in registers: a fifth of the bytes, and nothing is rounded. Does
-not quantize. Not built in the course.
-
-Sources: the groups are those of llama.cpp's Q4_1; that the model is finished first and changed
-then is gpt-fast's way.
+A step of a few tokens is as slow as memory. Where the checkpoint brings a weight as 4-bit or 8-bit
+codes (`model.Codes`), the weights are computed from them: a fifth of the bytes, and nothing is
+rounded. Does not quantize. Not built in the course. Sources: the groups are those of llama.cpp's
+Q4_1; that the model is finished first and changed then is gpt-fast's way.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minivllm.cpu.ops import cpu_kernels, has_kernels, num_threads, warm_up
-from minivllm.model import GROUP, CausalLM, Codes, Embedding, Linear
+from minivllm.model import GROUP, MLP, CausalLM, Codes, Embedding, Linear
 
 FEW_ROWS = 32  # float32: with more rows than this, torch's product of unpacked weights is faster
 INT4_ROWS = 8  # bfloat16: with more rows than this, the matrix units are faster than 4-bit codes
@@ -35,36 +32,26 @@ def pack(model: CausalLM) -> CausalLM:
     if not has_kernels(embedding.weight):
         return model
     warm_up(embedding.weight.dtype)
-    scratch = Scratch()
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, Linear):
-                setattr(module, name, packed(child, child.bias, scratch) or child)
+                setattr(module, name, packed(child, child.bias) or child)
+    layers: Any = model.model.layers
+    for layer in layers:
+        products = (layer.mlp.gate_up_proj, layer.mlp.down_proj)
+        if all(isinstance(part, PackedLinear) and part.bias is None for part in products):
+            layer.mlp = PackedMLP(layer.mlp)
     if model.lm_head is None:
         # Called like the Linear of a model with a head of its own.
-        model.lm_head = packed(embedding, None, scratch)  # type: ignore[assignment]
+        model.lm_head = packed(embedding, None)  # type: ignore[assignment]
     return model
 
 
-class Scratch:
-    """Memory that products use one after the other. New memory would cost more than the work:
-    the system clears it page by page."""
-
-    def __init__(self) -> None:
-        self._memory = torch.empty(0)
-
-    def take(self, size: int) -> Tensor:
-        """`[size]` float32 of any values, until the next call."""
-        if self._memory.shape[0] < size:
-            self._memory = torch.empty(size)
-        return self._memory[:size]
-
-
-def packed(part: Linear | Embedding, bias: Tensor | None, scratch: Scratch) -> nn.Module | None:
+def packed(part: Linear | Embedding, bias: Tensor | None) -> nn.Module | None:
     """The product by the weight of `part` that is fastest here; None: the plain one."""
     if part.weight.dtype == torch.bfloat16:
         return Bfloat16Linear(part.weight, bias, part.codes) if cpu_has_bfloat16() else None
-    return None if part.codes is None else PackedLinear(part.codes, bias, scratch)
+    return None if part.codes is None else PackedLinear(part.codes, bias)
 
 
 def weight_bytes(model: CausalLM) -> int:
@@ -72,7 +59,7 @@ def weight_bytes(model: CausalLM) -> int:
     embedding that is no output layer as well it reads a row for each token: nothing, in all."""
     head: Any = model.model.embed_tokens if model.lm_head is None else model.lm_head
     parts: list[Any] = [*model.model.layers.modules(), model.model.norm, head]
-    return sum(x.nbytes for part in parts for x in getattr(part, "few", part.parameters)(False))
+    return sum(x.nbytes for part in parts for x in getattr(part, "few", part.parameters(False)))
 
 
 class PackedLinear(nn.Module):
@@ -82,18 +69,14 @@ class PackedLinear(nn.Module):
     sums are taken in different orders.
     """
 
-    def __init__(self, codes: Codes, bias: Tensor | None, scratch: Scratch) -> None:
+    def __init__(self, codes: Codes, bias: Tensor | None) -> None:
         super().__init__()
         self.out_size = len(codes.codes)
         self.bias = bias
-        self.scratch = scratch
         self.codes = lay_out(codes.codes)
         self.scales = lay_out(codes.scales)
+        self.few = [self.codes, self.scales]  # what a product of few rows reads
         self.arrays = (self.codes.numpy(), self.scales.numpy())
-
-    def few(self, recurse: bool = False) -> list[Tensor]:
-        """What a product of few rows reads."""
-        return [self.codes, self.scales]
 
     def forward(self, x: Tensor) -> Tensor:
         """`x @ weight.T + bias`."""
@@ -111,11 +94,28 @@ class PackedLinear(nn.Module):
     def unpacked(self) -> Tensor:
         """All weights, transposed: float32 `[in, out]`, with more columns of zeros behind it."""
         num_tiles, num_groups = self.codes.shape[:2]
-        shape = (num_groups * GROUP, num_tiles * cpu_kernels.LANES)
-        weight = self.scratch.take(shape[0] * shape[1]).view(shape)
+        weight = torch.empty(num_groups * GROUP, num_tiles * cpu_kernels.LANES)
         num_threads()
-        cpu_kernels.unpack(*self.arrays, weight.numpy())
+        cpu_kernels.unpack(*self.arrays, weight.view(-1).numpy())
         return weight
+
+
+class PackedMLP(nn.Module):
+    """`model.MLP` with packed products and no bias: for few rows one call instead of three."""
+
+    def __init__(self, mlp: MLP) -> None:
+        super().__init__()
+        self.mlp = mlp
+        products: Any = (mlp.gate_up_proj, mlp.down_proj)
+        self.arrays = [array for product in products for array in product.arrays]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`x [T, hidden] -> [T, hidden]`."""
+        if x.shape[0] > FEW_ROWS:
+            return self.mlp.forward(x)
+        out = torch.empty_like(x)
+        cpu_kernels.packed_mlp(x.numpy(), *self.arrays, out.numpy(), num_threads())
+        return out
 
 
 def lay_out(rows: Tensor) -> Tensor:
@@ -139,10 +139,7 @@ class Bfloat16Linear(nn.Module):
         self.bias = bias
         self.prepacked = prepack(weight)
         self.int4 = None if codes is None else to_int4(codes)
-
-    def few(self, recurse: bool = False) -> list[Tensor]:
-        """What a product of few rows reads."""
-        return [self.weight] if self.int4 is None else list(self.int4)
+        self.few = [weight] if self.int4 is None else list(self.int4)  # as in `PackedLinear`
 
     def forward(self, x: Tensor) -> Tensor:
         """`x @ weight.T + bias`."""
