@@ -31,8 +31,8 @@ def progress_map(states: dict[str, str]) -> str:
     for notebook in dict.fromkeys(known[name].notebook for name in states):
         lines.append(chapter_line(notebook, states))
         names = [name for name in states if known[name].notebook == notebook]
-        words = {states[name] for name in names}
-        if words not in ({"borrowed"}, {"passed"}):
+        kinds = {states[name] for name in names}
+        if kinds not in ({"borrowed"}, {"passed"}):
             lines += [f"    {SIGNS[states[n]]} {n.split('.', 1)[1]}" for n in names]
     words = list(states.values())
     num_yours = sum(word in MINE for word in words)

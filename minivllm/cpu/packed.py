@@ -14,7 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minivllm.cpu.ops import cpu_kernels, has_kernels, num_threads, warm_up
+from minivllm.cpu.ops import (
+    cpu_kernels,  # type: ignore[attr-defined] # None without numba
+    has_kernels,
+    num_threads,
+    warm_up,
+)
 from minivllm.model import GROUP, MLP, CausalLM, Codes, Embedding, Linear
 
 FEW_ROWS = 32  # float32: with more rows than this, torch's product of unpacked weights is faster
