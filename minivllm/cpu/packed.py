@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minivllm.cpu.ops import (
-    cpu_kernels,  # type: ignore[attr-defined] # None without numba
+from minivllm.cpu.ops import (  # type: ignore[attr-defined] # `cpu_kernels` is None without numba
+    cpu_kernels,
     has_kernels,
     num_threads,
     warm_up,
