@@ -119,7 +119,9 @@ def warm_up(dtype: torch.dtype = torch.float32) -> None:
     if dtype == torch.float32:
         packed = (np.zeros((1, 2, 1024), np.uint8), np.zeros((1, 2, 128), np.float32))
         down = (packed[0][:, :1].copy(), packed[1][:, :1].copy())
-        for array in (x[:1].numpy(), x.numpy()):  # with all products that it consists of
+        for array in (x[:1].numpy(), x.numpy()):
+            product = "packed_vector_product" if len(array) == 1 else "packed_product"
+            getattr(cpu_kernels, product)(array, *packed, array.copy(), 1)
             cpu_kernels.packed_mlp(array, *packed, *down, array.copy(), 1)
         cpu_kernels.unpack(*packed, np.empty(64 * 64, np.float32))
 
