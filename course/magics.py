@@ -10,7 +10,6 @@ import ast
 import builtins
 import dis
 import functools
-import html
 import inspect
 import os
 import sys
@@ -20,7 +19,6 @@ from types import CodeType
 from typing import Any
 
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
-from IPython.display import display
 
 from course import living, reload, splice, verdict
 from course.exercises import (
@@ -52,24 +50,9 @@ def shown(magic: Callable[..., None]) -> Callable[..., None]:
         except CourseError as error:
             if os.environ.get("MINIVLLM_COURSE_STRICT") == "1":
                 raise
-            say(str(error))
+            print(error)
 
     return run
-
-
-# The colours of a check's first character; the character says the same without them.
-COLOURS = {"✓": "#2e7d32", "✗": "#c62828"}
-
-
-def say(text: str) -> None:
-    """Print a message; a notebook's page shows ✓ lines in green and ✗ lines in red."""
-    if text[:1] not in COLOURS:
-        print(text)
-        return
-    first, _, rest = text.partition("\n")
-    colour = COLOURS[text[0]]
-    page = f'<pre><b style="color: {colour}">{html.escape(first)}</b>\n{html.escape(rest)}</pre>'
-    display({"text/plain": text, "text/html": page}, raw=True)
 
 
 @magics_class
@@ -141,7 +124,7 @@ class Course(Magics):
         """%check NAME...: run its tests on the code in the package."""
         for name in _names(line, "%check"):
             self._say_if_not_built(name)
-            say(verdict.check(name))
+            print(verdict.check(name))
 
     @line_magic
     @shown
