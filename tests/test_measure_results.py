@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from minivllm import bench_results
-from minivllm.bench_results import percentile
 from minivllm.config import EngineConfig
+from minivllm.measure import results as bench_results
+from minivllm.measure.results import percentile
 
 RESULT = {
     "workload": "batch 1",

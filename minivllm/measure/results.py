@@ -1,7 +1,7 @@
 """Results of measurements: percentiles, what makes them comparable, files, tables.
 
 A result is a dict that stands alone: figures, machine, versions, command and date. A file is a
-list of them. Does not measure (see `measure.workloads`). Notebook 00 builds `percentile`.
+list of them. Does not measure (see `measure.workloads`). Not built in the course.
 """
 
 from __future__ import annotations
