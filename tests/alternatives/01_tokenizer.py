@@ -125,8 +125,11 @@ def push(self, token_id):
 
 @answer("tokenizer.encode_word")
 def encode_word(word, merges):
-    tokens = list(word)
-    for pair in iter(lambda: best_pair(tokens, merges), None):
+    tokens = [*word]
+    for _ in range(len(tokens)):
+        pair = best_pair(tokens, merges)
+        if pair is None:
+            break
         tokens = merge_pair(tokens, pair)
     return tokens
 
