@@ -52,8 +52,22 @@ def test_the_token_with_the_highest_score_comes_next():
     assert generate_tokens(lambda text: [-3.0, -0.5, -2.0], [2], 1) == [1], (
         "-0.5 is the highest score and is at index 1: do you return the index of the highest?"
     )
-    assert generate_tokens(lambda text: [0.25, 0.75, 0.5], [1], 2) == [1, 1], (
-        "0.75 is the highest score and is at index 1: do you compare the scores as they are?"
+
+
+@pytest.mark.exercise("naive.generate_tokens")
+@pytest.mark.parametrize("scores", [[0.501, 0.5011], [-1000.0, -999.0], [1000.0, 1001.0]])
+def test_scores_may_be_any_numbers(scores):
+    """They aren't probabilities: they may be negative, large, or close to each other."""
+    assert generate_tokens(lambda text: scores, [0], 1) == [1], (
+        "the second score is higher: do you compare the scores as they are?"
+    )
+
+
+@pytest.mark.exercise("naive.generate_tokens")
+def test_a_token_may_repeat():
+    """A model may write a token twice in a row, or one that is in the prompt."""
+    assert generate_tokens(lambda text: [0.0, 1.0], [1], 3) == [1, 1, 1], (
+        "1 comes next each time: do you keep every new token, even if the text has it already?"
     )
 
 
@@ -95,6 +109,15 @@ def test_a_stop_token_ends_the_answer_and_belongs_to_it(stop_token_ids):
     assert generate_tokens(count_up, [3, 4], 5, stop_token_ids) == [5, 6], (
         "6 is a stop token: does the answer end with it, and include it?"
     )
+
+
+@pytest.mark.exercise("naive.generate_tokens")
+def test_the_first_and_the_last_token_may_be_stop_tokens():
+    """Every new token is compared."""
+    assert generate_tokens(count_up, [3, 4], 5, [5]) == [5], (
+        "the first new token is a stop token: do you compare it?"
+    )
+    assert generate_tokens(count_up, [3, 4], 2, [6]) == [5, 6], "the last one stays in the answer"
 
 
 @pytest.mark.exercise("naive.generate_tokens")

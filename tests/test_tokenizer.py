@@ -266,6 +266,7 @@ def test_joining_continues_until_no_pair_is_left():
     assert encode_word("lower", MERGES) == ["low", "er"], (
         "lo, w is a pair once l, o is joined: do you continue until no pair is left?"
     )
+    assert encode_word("low", MERGES) == ["low"], "a word can become one token: do you stop early?"
     assert encode_word("lowlow", MERGES) == ["low", "low"], "both halves of this word can be joined"
 
 
@@ -281,7 +282,7 @@ def test_rank_decides_and_length_does_not():
 @pytest.mark.exercise("tokenizer.encode_word")
 def test_characters_without_a_merge_stay_single():
     """Single characters are tokens."""
-    assert encode_word("xyz", MERGES) == ["x", "y", "z"], "no pair of xyz is in the list"
+    assert encode_word("xyz", MERGES) == ["x", "y", "z"], "no pair of xyz has a rank: is it a list?"
     assert encode_word("", MERGES) == [], "a word without characters has no tokens"
     assert encode_word(["<unk>", "l", "o"], MERGES) == ["<unk>", "lo"], (
         "a word may be a list of tokens: do you treat it as one text?"
@@ -319,7 +320,7 @@ def test_the_ids_of_a_text_are_one_flat_list():
     """However many pieces the text has."""
     tokenizer = small()
     assert tokenizer.encode("low lower") == [LOW, LOW, ER], (
-        "text_ids returns a list for each piece: do you append it instead of extending?"
+        "the ids are one flat list: is yours nested, or something other than a list?"
     )
 
 
@@ -531,7 +532,7 @@ def test_invalid_bytes_are_replaced_at_once():
     assert error is None, "FF is in no character: does your decode raise an error for it?"
     pushed = [detokenizer.push(token_id) for token_id in range(3)]
     assert pushed == ["\ufffd", "", "\ufffdA"], (
-        "FF, and a C3 without its A9, become one U+FFFD each: do you drop them?"
+        "FF, and a C3 without its A9, become one U+FFFD each: is one missing, or there twice?"
     )
 
 

@@ -111,7 +111,7 @@ def generate_tokens(
 # rule 2
 @mistake(
     "naive.generate_tokens",
-    "0.75 is the highest score and is at index 1: do you compare the scores as they are?",
+    "the second score is higher: do you compare the scores as they are?",
 )
 def generate_tokens(
     model: Model,
@@ -347,5 +347,60 @@ def generate_tokens(
         scores = model(token_ids)
         token_ids.append(scores.index(max(scores)))
         if token_ids[-1] and token_ids[-1] in stop_token_ids:
+            break
+    return token_ids[len(prompt_token_ids) :]
+
+
+# rule 2
+@mistake(
+    "naive.generate_tokens", "the second score is higher: do you compare the scores as they are?"
+)
+def generate_tokens(
+    model: Model,
+    prompt_token_ids: Sequence[int],
+    max_tokens: int,
+    stop_token_ids: Collection[int] = (),
+) -> list[int]:
+    from math import exp
+
+    token_ids = list(prompt_token_ids)
+    for _ in range(max_tokens):
+        scores = [exp(score) for score in model(token_ids)]
+        token_ids.append(scores.index(max(scores)))
+        if token_ids[-1] in stop_token_ids:
+            break
+    return token_ids[len(prompt_token_ids) :]
+
+
+# rule 3
+@mistake("naive.generate_tokens", "do you keep every new token, even if the text has it already?")
+def generate_tokens(
+    model: Model,
+    prompt_token_ids: Sequence[int],
+    max_tokens: int,
+    stop_token_ids: Collection[int] = (),
+) -> list[int]:
+    token_ids = list(prompt_token_ids)
+    for _ in range(max_tokens):
+        scores = model(token_ids)
+        token_ids.append(scores.index(max(scores)))
+        if token_ids[-1] in stop_token_ids:
+            break
+    return [token_id for token_id in token_ids if token_id not in prompt_token_ids]
+
+
+# rule 5
+@mistake("naive.generate_tokens", "the first new token is a stop token: do you compare it?")
+def generate_tokens(
+    model: Model,
+    prompt_token_ids: Sequence[int],
+    max_tokens: int,
+    stop_token_ids: Collection[int] = (),
+) -> list[int]:
+    token_ids = list(prompt_token_ids)
+    for number in range(max_tokens):
+        scores = model(token_ids)
+        token_ids.append(scores.index(max(scores)))
+        if number and token_ids[-1] in stop_token_ids:
             break
     return token_ids[len(prompt_token_ids) :]

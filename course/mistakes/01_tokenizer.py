@@ -298,7 +298,7 @@ def encode(
 # rule 5
 @mistake(
     "tokenizer.Tokenizer.encode",
-    "text_ids returns a list for each piece: do you append it instead of extending?",
+    "the ids are one flat list: is yours nested, or something other than a list?",
 )
 def encode(
     self, text: str, *, parse_special: bool = False, add_special_tokens: bool = True
@@ -496,7 +496,7 @@ def push(self, token_id: int) -> str:
 # rule 7
 @mistake(
     "tokenizer.Detokenizer.push",
-    "FF, and a C3 without its A9, become one U+FFFD each: do you drop them?",
+    "FF, and a C3 without its A9, become one U+FFFD each: is one missing, or there twice?",
 )
 def push(self, token_id: int) -> str:
     if token_id in self.skipped_ids:
@@ -566,7 +566,7 @@ def push(self, token_id: int) -> str:
 # rule 7
 @mistake(
     "tokenizer.Detokenizer.push",
-    "FF, and a C3 without its A9, become one U+FFFD each: do you drop them?",
+    "FF, and a C3 without its A9, become one U+FFFD each: is one missing, or there twice?",
 )
 def push(self, token_id: int) -> str:
     if token_id in self.skipped_ids:
