@@ -103,7 +103,7 @@ def current(name: str) -> str:
         ) from None
     if text is None:
         raise CourseError(
-            f"{name} is gone from {file}; git diff shows the change. You can {remedy}"
+            f"{name} is gone from {file}; git diff minivllm shows the change. You can {remedy}"
         )
     return text
 

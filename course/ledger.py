@@ -1,8 +1,8 @@
 """The record of what the learner did: `.course/ledger.json` beside the package, ignored by git.
 
 One entry an exercise, by its name:
-    mine     digest of the text that the learner laid, "opened" (work in an editor), or None
-    passed   digest of the text that passed its check
+    mine     digest of the code that the learner laid, "opened" (work in an editor), or None
+    passed   digest of the code that passed its check
     history  earlier texts, the latest last, each {"text": ..., "mine": ...}
 Digests, because a plain flag would be wrong after `git checkout`.
 """

@@ -37,7 +37,7 @@ from course.files import BuildError, CourseError, module_path
 from course.ledger import ledger
 from course.needs import lacking
 from course.progress import progress_map
-from course.signatures import first_line, signature_fault
+from course.signatures import signature_fault
 
 
 def shown(magic: Callable[..., None]) -> Callable[..., None]:
@@ -264,13 +264,9 @@ def _refuse_twice(name: str, spans: list[splice.Span]) -> None:
 
 
 def _refuse_other_signature(name: str, source: str) -> None:
-    reference = exercises()[name].reference
-    if fault := signature_fault(source, reference):
-        lines = first_line(reference).replace("\n", "\n    ")
-        raise BuildError(
-            f"Not written: the engine could not call this {name.rsplit('.', 1)[-1]}: {fault}.\n"
-            f"Its first lines must stay:\n    {lines}"
-        )
+    if fault := signature_fault(source, exercises()[name].reference):
+        short = name.rsplit(".", 1)[-1]
+        raise BuildError(f"Not written: the engine could not call this {short}: {fault}")
 
 
 def _refuse_extra_lines(names: list[str], cell: str, used: set[int]) -> None:

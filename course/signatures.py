@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import textwrap
 
 from course import splice
 
@@ -12,27 +13,26 @@ BINDING = ("staticmethod", "classmethod", "property")
 
 
 def signature_fault(source: str, reference: str) -> str | None:
-    """How the definition in `source` differs from `reference` for those who call it; None if it
-    does not.
+    """How the definition in `source` differs from `reference` for its callers, with the first
+    lines that it must have; None if it does not differ.
 
-    Annotations, and further parameters with a default, are the learner's own business.
+    Annotations and further parameters with a default are left to the learner.
     Example: `def f(n): ...` against `def f(num_tokens): ...` ->
-    "its parameter 1 is `n`, and must be `num_tokens`".
+    "its parameter 1 is `n`, and must be `num_tokens`. Its first lines must stay: ...".
     """
-    functions = [_function(text) for text in (source, reference)]
-    if None in functions:
+    mine = _function(source)
+    ours = _function(reference)
+    if mine is None or ours is None:
         return None  # a class, or a property with its setter
-    mine, ours = functions
-    assert mine is not None and ours is not None
-    return _kind_fault(mine, ours) or _parameter_fault(mine.args, ours.args)
+    fault = _kind_fault(mine, ours) or _parameter_fault(mine.args, ours.args)
+    return f"{fault}.\nIts first lines must stay:\n{_first_lines(ours)}" if fault else None
 
 
-def first_line(reference: str) -> str:
-    """The decorators and the signature that an answer must have, on one line each."""
-    function = _function(reference)
-    assert function is not None, "asked only after `signature_fault` found a function"
+def _first_lines(function: Function) -> str:
+    """Decorators and signature, indented."""
     bare = type(function)(**{**dict(ast.iter_fields(function)), "body": [ast.Pass()]})
-    return ast.unparse(ast.fix_missing_locations(bare)).removesuffix("\n    pass").strip()
+    text = ast.unparse(ast.fix_missing_locations(bare)).removesuffix("\n    pass").strip()
+    return textwrap.indent(text, "    ")
 
 
 def _function(source: str) -> Function | None:

@@ -13,7 +13,7 @@ from course.files import CheckFailed, CourseError, OpenExercise, root
 from course.ledger import entry_of, ledger
 from course.needs import lacking
 from course.progress import chapter_line
-from course.signatures import first_line, signature_fault
+from course.signatures import signature_fault
 
 # What Python and Triton's interpreter say of a mistake, and what it means.
 MEANINGS = {
@@ -106,9 +106,7 @@ def refuse_other_signature(exercise: Exercise, text: str) -> None:
     """Raise CheckFailed for an answer that the engine could not call; build cells refuse it, but
     an editor does not."""
     if fault := signature_fault(text, exercise.reference):
-        short = exercise.inner.rsplit(".", 1)[-1]
-        lines = first_line(exercise.reference).replace("\n", "\n    ")
-        raise CheckFailed(f"✗ {short}: {fault}.\nIts first lines must stay:\n    {lines}")
+        raise CheckFailed(f"✗ {exercise.inner.rsplit('.', 1)[-1]}: {fault}")
 
 
 def verdict(name: str, events: list[Event], root: Path) -> tuple[bool, str]:
