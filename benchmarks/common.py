@@ -14,8 +14,9 @@ from typing import Any
 
 from random_checkpoint import SHAPES, write_checkpoint
 
-from minivllm import LLM, EngineConfig, bench_results
+from minivllm import LLM, EngineConfig
 from minivllm.cli.options import positive
+from minivllm.measure import results as bench_results
 
 RESULTS = Path(__file__).parent / "results"
 

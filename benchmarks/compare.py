@@ -26,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from minivllm import bench_results
+from minivllm.measure import results as bench_results
 
 HERE = Path(__file__).resolve().parents[1]
 # The figures of a result that are compared, where it has them. More is better.

@@ -25,10 +25,10 @@ from typing import Any
 
 import common
 
-from minivllm import bench_results
 from minivllm.block_manager import BlockManager, blocks_for
 from minivllm.config import EngineConfig
 from minivllm.engine import Engine
+from minivllm.measure import results as bench_results
 from minivllm.output.processor import OutputProcessor
 from minivllm.output.prompts import EncodedPrompt
 from minivllm.prefix_cache import PrefixCache

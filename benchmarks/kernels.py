@@ -23,7 +23,8 @@ import common
 import torch
 from torch import Tensor
 
-from minivllm import bench_results, ops, sampler
+from minivllm import ops, sampler
+from minivllm.measure import results as bench_results
 from minivllm.model_config import RopeConfig
 
 MANY_BYTES = 2**28  # some times the cache of any device

@@ -44,10 +44,11 @@ import step_timeline
 import torch
 from rungs import NAIVE, POLICIES, Rung, names_of, rungs
 
-from minivllm import LLM, bench_results
+from minivllm import LLM
 from minivllm.cli.options import positive
 from minivllm.config import known
 from minivllm.kv_cache import kv_block_bytes
+from minivllm.measure import results as bench_results
 from minivllm.measure import workloads as bench
 from minivllm.measure.naive import time_naive
 from minivllm.model import CausalLM

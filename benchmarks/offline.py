@@ -19,8 +19,8 @@ import argparse
 
 import common
 
-from minivllm import bench_results
 from minivllm.cli.options import positive
+from minivllm.measure import results as bench_results
 from minivllm.measure import workloads as bench
 
 

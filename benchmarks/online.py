@@ -17,7 +17,7 @@ from typing import Any
 
 import common
 
-from minivllm import bench_results
+from minivllm.measure import results as bench_results
 from minivllm.measure import workloads as bench
 
 HEADER = ("requests/s", "output tok/s", "TTFT p50", "p90", "p99", "between p50", "p99", "end p50")

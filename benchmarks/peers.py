@@ -34,8 +34,8 @@ from typing import Any
 import common
 from engines import ENGINES, FIRST_PROMPT, Answers, Peer, Setup, TokenIds
 
-from minivllm import bench_results
 from minivllm.cli.options import positive
+from minivllm.measure import results as bench_results
 from minivllm.measure import workloads as bench
 
 SPEEDS = ("output tok/s", "decode tok/s", "prompt tok/s")

@@ -23,7 +23,7 @@ from typing import Any
 import common
 import readme_table
 
-from minivllm import bench_results
+from minivllm.measure import results as bench_results
 from minivllm.pictures.figures import PALETTE
 
 PLACE = re.compile(

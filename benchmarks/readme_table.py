@@ -19,7 +19,7 @@ from typing import Any
 
 import common
 
-from minivllm import bench_results
+from minivllm.measure import results as bench_results
 
 # A comment with the file, whatever stands below it, a comment that ends it.
 PLACE = re.compile(

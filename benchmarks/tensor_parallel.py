@@ -26,9 +26,10 @@ from typing import Any
 import common
 import torch
 
-from minivllm import LLM, bench_results
+from minivllm import LLM
 from minivllm.cli.options import positive
 from minivllm.leader import Leader
+from minivllm.measure import results as bench_results
 from minivllm.measure import workloads as bench
 
 HEADER = (

@@ -63,12 +63,15 @@ def own_functions() -> dict[str, str]:
 
 def functions_in(old: Path) -> dict[str, str]:
     """What the learner wrote in another tree, as its ledger has it."""
-    path = old / ".course" / "ledger.json"
-    names = learner_code(json.loads(path.read_text("utf-8"))) if path.exists() else []
+    book = old / ".course" / "ledger.json"
+    names = learner_code(json.loads(book.read_text("utf-8"))) if book.exists() else []
     functions = {}
     for name in names:
         module, _, inner = name.partition(".")
-        source = splice.take_all(files.read(old / "minivllm" / f"{module}.py"), inner)
+        path = old / "minivllm" / f"{module}.py"
+        if not path.exists():
+            continue  # of an earlier version, whose module has moved since
+        source = splice.take_all(files.read(path), inner)
         if source and not splice.is_hole(splice.find(source, inner.rsplit(".", 1)[-1])[-1].node):
             functions[name] = source
     return functions

@@ -1,12 +1,13 @@
-"""Text to token ids and back: byte-level BPE, special tokens, chat, decoding of a stream.
+"""Text to token ids and back: byte-level BPE, special tokens, chats, streams.
 
-Does not handle training, nor tokenizers other than byte-level BPE (see `text.hf_tokenizer`).
+Does not train tokenizers and handles byte-level BPE only (see `text.hf_tokenizer` for others).
+A text has three forms here: "é " is the bytes C3 A9 20, which a vocabulary writes as "Ã©Ġ".
 Notebook 01.
-Three forms of a text: "é " is the bytes C3 A9 20, written "Ã©Ġ" in the vocabularies' alphabet.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -33,19 +34,19 @@ from minivllm.text.tokenizer_json import read_eos_token_ids as read_eos_token_id
 if TYPE_CHECKING:
     from minivllm.text.hf_tokenizer import HFTokenizer
 
-CACHE_WORDS = 65_536  # words remembered with their ids
-CACHE_WORD_LENGTH = 128  # characters of the longest of them
-LONG_WORD = 32  # bytes; from here on the library is faster than `encode_word`
+CACHE_WORDS = 65_536  # words whose ids are cached
+CACHE_WORD_LENGTH = 128  # characters; longer words aren't cached
+LONG_WORD = 32  # bytes; for longer words the library is faster than `encode_word`
 
 Merges = Mapping[tuple[str, str], int]  # pair of tokens -> rank; the lowest is joined first
 
 
 def byte_alphabet() -> list[str]:
-    """The printable character that stands for each byte in the files of GPT-2's format, `[256]`.
+    """Return the printable character that represents each byte in GPT-2's file format, `[256]`.
 
     A byte whose Latin-1 character is visible (33 to 126, 161 to 172, 174 to 255) is written as that
-    character; the 68 others, in order, as the characters from 256 on. Byte 65 is "A", byte 0
-    is "Ā" (256), byte 32, the space, is "Ġ" (288), byte 10, the line feed, is "Ċ" (266).
+    character. The other 68 become, in order, the characters from 256 on: byte 65 is "A", byte 0
+    is "Ā" (256), byte 32 (space) is "Ġ" (288), byte 10 (line feed) is "Ċ" (266).
 
     Source: GPT-2, Radford et al. 2019, section 2.2, and its `bytes_to_unicode`.
     """
@@ -60,14 +61,14 @@ BYTE_OF = {character: byte for byte, character in enumerate(ALPHABET)}
 
 
 def to_alphabet(text: str) -> str:
-    """The UTF-8 bytes of `text`, one printable character each: "é " becomes "Ã©Ġ"."""
+    """Return the UTF-8 bytes of `text`, each as one printable character: "é " -> "Ã©Ġ"."""
     return "".join([ALPHABET[byte] for byte in text.encode("utf-8")])
 
 
 def from_alphabet(token: str) -> bytes:
-    """The bytes of a token of the vocabulary: "Ã©Ġ" is C3 A9 20.
+    """Return the bytes of a vocabulary's token: "Ã©Ġ" -> C3 A9 20.
 
-    A token with a character outside of the alphabet stands for its own text.
+    A token with a character outside the alphabet represents its own text.
     """
     try:
         return bytes([BYTE_OF[character] for character in token])
@@ -76,27 +77,31 @@ def from_alphabet(token: str) -> bytes:
 
 
 def best_pair(tokens: Sequence[str], merges: Merges) -> tuple[str, str] | None:
-    """The pair of neighbours with the lowest rank in `merges`; None if no neighbours merge.
+    """Return the pair of adjacent tokens with the lowest rank; None if no adjacent pair merges.
 
-    With merges {("l", "o"): 0, ("lo", "w"): 1}: for l, o, w it is ("l", "o"), for lo, w it is
-    ("lo", "w"), for w, o it is None.
+    `merges` maps a pair to its rank. A pair that isn't in it never merges.
+
+    Example: with {("l", "o"): 0, ("lo", "w"): 1}, the best pair of l, o, w is ("l", "o"), that
+    of lo, w is ("lo", "w"), and w, o has None.
     """
-    # A pair that is not in the list gets a rank behind all others.
-    last = len(merges)
-    best = min(zip(tokens, tokens[1:]), key=lambda pair: merges.get(pair, last), default=None)
+    pairs = zip(tokens, tokens[1:])
+    best = min(pairs, key=lambda pair: merges.get(pair, math.inf), default=None)
     return best if best in merges else None
 
 
 def merge_pair(tokens: Sequence[str], pair: tuple[str, str]) -> list[str]:
-    """`tokens` with each occurrence of `pair` joined, from left to right.
+    """Return a new list in which each occurrence of `pair`, from left to right, is one token.
 
-    A token takes part in one join only: a, a, a with the pair ("a", "a") is aa, a.
+    A token takes part in at most one join. `tokens` isn't changed.
+
+    Example: a, a, a with the pair ("a", "a") becomes aa, a.
     """
     merged: list[str] = []
-    left = None  # a token that waits for its right neighbour
+    left = None  # the token before this one, unless it was joined
     for token in tokens:
         if left == pair[0] and token == pair[1]:
-            merged[-1], left = left + token, None
+            merged[-1] = left + token
+            left = None
         else:
             merged.append(token)
             left = token
@@ -104,9 +109,12 @@ def merge_pair(tokens: Sequence[str], pair: tuple[str, str]) -> list[str]:
 
 
 def encode_word(word: Iterable[str], merges: Merges) -> list[str]:
-    """The tokens of one word: its characters, joined pair by pair until no pair is left.
+    """Return the tokens of a word: its characters, joined pair by pair until no pair merges.
 
-    With merges {("l", "o"): 0, ("lo", "w"): 1, ("e", "r"): 2}: "lower" is low, er.
+    Each round joins the pair with the lowest rank. `word` may also be a list whose entries are
+    tokens of several characters.
+
+    Example: with {("l", "o"): 0, ("lo", "w"): 1, ("e", "r"): 2}, "lower" becomes low, er.
 
     Source: Sennrich et al. 2016, arXiv:1508.07909, section 3.2.
     """
@@ -117,23 +125,24 @@ def encode_word(word: Iterable[str], merges: Merges) -> list[str]:
 
 
 def token_pattern(tokens: Iterable[str]) -> re.Pattern[str]:
-    """A pattern that finds each of `tokens` in a text, as one group; of several the longest.
+    """Return a pattern that finds any of `tokens` in a text, as one group; the longest wins.
 
-    With "<a>" and "<a>b": it finds "<a>b" in "<a>bc", although "<a>" is there too.
+    Example: with "<a>" and "<a>b", it finds "<a>b" in "<a>bc", although "<a>" is there too.
     """
     longest_first = sorted(tokens, key=len, reverse=True)
     return re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
 
 
 def split_at_tokens(text: str, pattern: re.Pattern[str], ids: Mapping[str, int]) -> list[str | int]:
-    """`text` cut at the added tokens in it; each of those is replaced by its id.
+    """Split `text` at the added tokens it contains, and replace each of them with its id.
 
-    With {"<|end|>": 2} and the `token_pattern` of it: "a<|end|>b" is ["a", 2, "b"]. Texts of no
-    length are left out; without any added tokens the text stays whole.
+    `pattern` is the `token_pattern` of the keys of `ids`. The result has no empty texts.
+
+    Example: with {"<|end|>": 2}, "a<|end|>b" becomes ["a", 2, "b"].
     """
     if not ids:
         return [text] if text else []
-    # The group of the pattern makes `split` keep what it splits at, at the odd places.
+    # The group in the pattern makes `split` keep what it splits at, at the odd places.
     parts = enumerate(pattern.split(text))
     return [ids[part] if place % 2 else part for place, part in parts if part]
 
@@ -141,7 +150,7 @@ def split_at_tokens(text: str, pattern: re.Pattern[str], ids: Mapping[str, int])
 class Tokenizer:
     """Byte-level BPE of one checkpoint: text to ids, ids to text, messages to ids.
 
-    Nothing but the cache of words changes after it was made, and no answer depends on that.
+    Immutable apart from its cache of words, which no result depends on.
     """
 
     def __init__(self, file: BytePairFile, template: ChatTemplate | None = None) -> None:
@@ -150,7 +159,7 @@ class Tokenizer:
         self.special_ids = frozenset(token.id for token in file.added if token.special)
         ids = {token.content: token.id for token in file.added}
         plain = {token.content: token.id for token in file.added if not token.special}
-        # What `split_at_tokens` takes, to find all of them or those that are not special.
+        # Arguments of `split_at_tokens`: to find all added tokens, or only those not special.
         self.all_added = (token_pattern(ids), ids)
         self.plain_added = (token_pattern(plain), plain)
         self._bytes = {token_id: from_alphabet(token) for token, token_id in file.vocab.items()}
@@ -160,22 +169,23 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """The number of ids: the largest one plus 1. A model's own may be padded beyond it."""
+        """The largest id plus 1. A model's vocabulary may be padded beyond it."""
         return max(self._bytes) + 1
 
     def encode(
         self, text: str, *, parse_special: bool = False, add_special_tokens: bool = True
     ) -> list[int]:
-        """The token ids of `text`.
+        """Return the token ids of `text`.
 
-        `parse_special`: a special token written in the text becomes its id; for prompts that a
-        program wrote. Without it a user's "<|im_end|>" is text like any other. Added tokens
-        that are not special, such as "<think>", become their ids either way.
-        `add_special_tokens`: `self.file.prefix_ids` before everything, `suffix_ids` at the end.
-        Raises ValueError for anything but text (`checked_text`).
+        `parse_special`: special tokens written in the text become their ids. Set it only for
+        prompts that a program wrote. Otherwise a user's "<|im_end|>" is ordinary text. Added
+        tokens that aren't special, such as "<think>", become their ids in both cases.
+        `add_special_tokens`: put `self.file.prefix_ids` before the whole text and
+        `self.file.suffix_ids` after it, whatever the text contains.
+        Raises ValueError for anything but text (see `checked_text`).
 
-        Where the ids are the bytes and "<e>" is the special token 256, "a<e>" gives [97, 256]
-        with `parse_special`, else [97, 60, 101, 62].
+        Example: if ids are bytes and "<e>" is the special token 256, "a<e>" becomes [97, 256]
+        with `parse_special`, and [97, 60, 101, 62] without.
         """
         checked_text(text)
         ids: list[int] = []
@@ -185,7 +195,7 @@ class Tokenizer:
         return [*self.file.prefix_ids, *ids, *self.file.suffix_ids] if add_special_tokens else ids
 
     def text_ids(self, text: str) -> list[int]:
-        """The ids of the words of `text`, in which no added token is looked for."""
+        """Return the ids of `text`, in which added tokens are ordinary text."""
         ids: list[int] = []
         for word in self.file.split(self.file.normalize(text)):
             is_short = len(word) <= CACHE_WORD_LENGTH
@@ -201,18 +211,18 @@ class Tokenizer:
             return [word]
         if len(word) >= LONG_WORD:
             return self.file.long_word_tokens(word)
-        # A vocabulary may lack bytes that its training text did not have.
+        # A vocabulary may lack bytes that its training text didn't contain.
         known = [byte if byte in vocab else unknown for byte in word]
         return encode_word([byte for byte in known if byte is not None], self.file.merges)
 
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """The text of the ids: wrong UTF-8 becomes U+FFFD, an id without a token nothing."""
+        """Return the text of the ids. Invalid UTF-8 becomes U+FFFD; unknown ids are dropped."""
         skipped = self.special_ids if skip_special_tokens else frozenset()
         parts = [self._bytes.get(i, b"") for i in token_ids if i not in skipped]
         return b"".join(parts).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of one token, which may be a part of a character; none for an unknown id."""
+        """Return the bytes of one token, maybe part of a character; b"" for an unknown id."""
         return self._bytes.get(token_id, b"")
 
     def apply_chat_template(
@@ -221,12 +231,12 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """The ids of the text that the model's chat template makes of `messages`.
+        """Return the ids of `messages` in the format of the model's chat template.
 
-        `[{"role": "user", "content": "Hi"}]` may be "<s>user: Hi</s><s>assistant: ", without
-        its end if not `add_generation_prompt`; `chat_template_kwargs` are variables of the
-        template. Special tokens that are written in a message stay text. Raises ValueError
-        without a template and for messages that it does not take.
+        `[{"role": "user", "content": "Hi"}]` may become "<s>user: Hi</s><s>assistant: ".
+        `add_generation_prompt` adds the last part, the start of the answer.
+        `chat_template_kwargs` are variables of the template. A special token written in a
+        message stays text. Raises ValueError if there's no template or it rejects the messages.
         """
         options = (messages, add_generation_prompt, chat_template_kwargs)
         pieces = required_template(self.template).render_pieces(*options, self._control)
@@ -236,14 +246,15 @@ class Tokenizer:
         return ids
 
     def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
-        """A decoder for one stream of ids."""
+        """Return a decoder for one stream of ids."""
         return Detokenizer(self, skip_special_tokens)
 
 
 def character_size(byte: int) -> int:
-    """The number of bytes of the UTF-8 character that starts with `byte`; 0 if none does.
+    """Return the number of bytes of a UTF-8 character that starts with `byte`, 0 if none does.
 
-    0x41 ("A") 1, 0xC3 2, 0xED 3, 0xF0 4; 0xA9 continues a character and 0xFF is in none: 0.
+    Examples: 1 for 41 ("A"), 2 for C3, 3 for ED, 4 for F0; 0 for A9, which only continues a
+    character, and for FF, which occurs in none.
     """
     if byte < 0x80:
         return 1
@@ -253,58 +264,66 @@ def character_size(byte: int) -> int:
 
 
 def unfinished_bytes(data: bytes) -> int:
-    """How many bytes at the end of `data` begin a character that has more, 0 to 3.
+    """Return how many bytes at the end of `data` are an incomplete character, 0 to 3.
 
-    "é" is C3 A9: 1 for 41 C3, 0 for C3 A9, 0 for 41. The first three bytes of an emoji: 3.
-    Nothing waits for bytes that begin no character: 0 for 41 A9, and for FF.
+    An incomplete character is its first byte and, up to the end of `data`, only bytes that
+    continue it, but fewer than it needs (`character_size`).
+
+    Examples: "é" is C3 A9, so 41 C3 has 1 and C3 A9 has 0. The first three bytes of an emoji
+    have 3. C3 41 has 0, because 41 doesn't continue C3. 41 A9 and FF have 0 as well: no
+    character starts with A9 or FF.
     """
     for size in range(1, min(3, len(data)) + 1):
-        if needed := character_size(data[-size]):
-            return size if size < needed else 0
+        byte = data[-size]
+        if not 0x80 <= byte <= 0xBF:  # it doesn't continue a character
+            return size if size < character_size(byte) else 0
     return 0
 
 
 class Detokenizer:
-    """Turns ids into text as they come, and shows no half of a character.
+    """Turns ids into text as they arrive, one whole character at a time.
 
-    Invariant: what `push` gave so far, and `finish` now, are together `decode` of all ids.
+    Invariant: the texts from `push` so far plus that from `finish` are `decode` of all ids.
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
         self.tokenizer = tokenizer
         self.skipped_ids = tokenizer.special_ids if skip_special_tokens else frozenset()
-        self.held = b""  # bytes held back: the beginning of a character, 0 to 3
+        self.held = b""  # bytes held back, 0 to 3: the start of a character
 
     def push(self, token_id: int) -> str:
-        """The text that this token completes, which may be none.
+        """Return the text that this token completes; "" if it completes none.
 
-        "é" in two tokens: the first gives "", the second "é"; a token with the bytes 41 C3 gives
-        "A" at once. Bytes that no byte can complete become U+FFFD. Ids in `skipped_ids` give
-        no text and leave `held` as it is.
+        An incomplete character at the end is kept in `self.held` for the next call. Bytes that
+        can't become a character are U+FFFD. An id in `self.skipped_ids` returns "" and leaves
+        `self.held` unchanged. `self.tokenizer.token_bytes` has a token's bytes.
+
+        Example: for "é" in two tokens, the first call returns "" and the second "é". A token
+        with the bytes 41 C3 returns "A" at once, and C3 is held.
         """
         if token_id in self.skipped_ids:
             return ""
         data = self.held + self.tokenizer.token_bytes(token_id)
-        # Most tokens are ASCII, in which nothing can be unfinished: a quick answer for those.
+        # Most tokens are ASCII, where no character can be incomplete: skip the search there.
         end = len(data) - (0 if data.isascii() else unfinished_bytes(data))
         self.held = data[end:]
         return data[:end].decode("utf-8", "replace")
 
     def finish(self) -> str:
-        """The rest of the text: U+FFFD if the ids ended within a character, else nothing."""
+        """Return the rest of the text: U+FFFD if the ids end inside a character, else ""."""
         rest, self.held = self.held, b""
         return rest.decode("utf-8", "replace")
 
     def check(self) -> None:
-        """Assert that what is held back could still become a character."""
+        """Assert that the bytes held back can still become a character."""
         assert len(self.held) == unfinished_bytes(self.held), f"held back: {self.held!r}"
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer | HFTokenizer:
-    """The tokenizer of the checkpoint directory `path`, with its chat template.
+    """Return the tokenizer of the checkpoint directory `path`, with its chat template.
 
-    Ours for byte-level BPE, else one with the same methods by the `tokenizers` library. Raises
-    ValueError if there is no `tokenizer.json` or it cannot be read.
+    This is a `Tokenizer` for byte-level BPE, and otherwise an `HFTokenizer`, which has the same
+    methods. Raises ValueError if `tokenizer.json` is missing or can't be read.
     """
     directory = Path(path)
     with damage_named(f"tokenizer.json or tokenizer_config.json in {directory}"):

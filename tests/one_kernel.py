@@ -28,8 +28,8 @@ KINDS = {
 }
 # What no engine on a CPU runs, and what runs it.
 BESIDE = {
-    "bench_results.percentile": (
-        "from minivllm.bench_results import percentiles; percentiles([1.0])"
+    "naive.generate_tokens": (
+        "from minivllm.measure.naive import naive;naive.generate_tokens(lambda text: [0.0], [1], 1)"
     ),
     "sampler.gumbel_sample": (
         "import torch; from minivllm.sampler import gumbel_sample;"

@@ -48,7 +48,7 @@ MODULES: list[Row] = [
     ("logits_processors", 2, 10, ""),
     ("sampler", 2, 10, ""),
     # layer 3: the assembly
-    ("bench_results", 3, 0, ""),
+    ("naive", 3, 0, ""),
     ("engine", 3, 11, "text assembly"),
     ("llm", 3, None, "output"),
 ]
@@ -63,8 +63,8 @@ ROOMS: dict[str, str] = {
     " distributed",
     "output": "config request engine",
     "pictures": "trace",
-    "measure": "config request ops bench_results llm",
-    "cli": "config request bench_results llm text checkpoint assembly output pictures measure",
+    "measure": "config request ops naive llm",
+    "cli": "config request llm text checkpoint assembly output pictures measure",
 }
 # `python -m minivllm`, and the lazy names of the package.
 DOORS = {"__main__": "cli assembly", "__init__": "config request trace llm"}

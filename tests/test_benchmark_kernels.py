@@ -19,7 +19,7 @@ if not torch.cuda.is_available():
 if find_spec("triton") is None:
     pytest.skip("Triton is not installed (pip install triton; Linux only)", allow_module_level=True)
 
-from minivllm import bench_results
+from minivllm.measure import results as bench_results
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 sys.path.insert(0, str(FOLDER))

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from minivllm import LLM, bench_results
+from minivllm import LLM
 from minivllm.block_manager import BlockManager
+from minivllm.measure import results as bench_results
 from minivllm.request import Request, SamplingParams
 
 pytestmark = pytest.mark.long

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from course.props.ranks import ThreadTeam
-from minivllm import bench_results
+from minivllm.measure import results as bench_results
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 sys.path.insert(0, str(FOLDER))

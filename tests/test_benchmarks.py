@@ -9,7 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from minivllm import LLM, SamplingParams, bench_results
+from minivllm import LLM, SamplingParams
+from minivllm.measure import results as bench_results
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 SCRIPTS = ["common", "compare", "control_plane", "engines", "offline", "online", "peers"]

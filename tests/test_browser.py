@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.skipif(lacking is not None, reason=str(lacking)),
 ]
 
-PERCENTILE, BLOCKS_FOR = "bench_results-percentile", "block_manager-blocks_for"
+GENERATE_TOKENS, BLOCKS_FOR = "naive-generate_tokens", "block_manager-blocks_for"
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +81,8 @@ def assert_drawn(page, num_figures):
 
 def test_run_all_reaches_the_end_of_the_tour(tour):
     """The model loads and answers, the exercise is open, and that stops nothing."""
-    number = tour.number_of("check-" + PERCENTILE)
-    assert tour.output(number).startswith("Open: bench_results.percentile is still borrowed")
+    number = tour.number_of("check-" + GENERATE_TOKENS)
+    assert tour.output(number).startswith("Open: naive.generate_tokens is still borrowed")
     assert "the same tokens: True" in [tour.output(i).strip() for i in range(len(tour.cells))]
     assert "03 block manager  □□□□□□  0 of 6 yours" in tour.output(len(tour.cells) - 1)
 
@@ -109,10 +109,10 @@ def test_a_slider_moves_a_picture_that_stands_still_in_the_file(tour):
 
 def test_a_wrong_answer_is_explained_in_the_page(tour):
     """The line that chapter 00 asks for, typed over the hole, and what the check says of it."""
-    number = tour.number_of("build-" + PERCENTILE)
-    tour.answer(number, "return sorted(values)[len(values) * percent // 100]")
-    text = tour.wait_for_output(number + 1, "✗ percentile: between two places")
-    assert "likely    4 values have 3 steps between them: do you multiply by 4?" in text
+    number = tour.number_of("build-" + GENERATE_TOKENS)
+    tour.answer(number, "return list(prompt_token_ids)")
+    text = tour.wait_for_output(number + 1, "✗ generate_tokens: only the new tokens are returned")
+    assert "likely    5, 6, 7 follow 3, 4: do you return the new tokens" in text
 
 
 def test_in_chapter_03_all_is_open_and_runs(chapter_03):

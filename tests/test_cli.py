@@ -10,9 +10,9 @@ import pytest
 from tiny_checkpoint import make_checkpoint
 
 import minivllm
-from minivllm import bench_results
 from minivllm.cli import bench as cli_bench
 from minivllm.cli import main as cli
+from minivllm.measure import results as bench_results
 from minivllm.measure import workloads as bench
 from minivllm.request import SamplingParams
 

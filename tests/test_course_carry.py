@@ -117,3 +117,20 @@ def test_the_real_package_takes_over_a_flat_one(tmp_path):
     text = run_real(new, "-m", "course", "update", "--from", str(old))
     assert f"Your code runs in this version: {', '.join(names)}." in text
     assert "✓" in run_real(new, "-m", "course", "check", names[0])
+
+
+def test_an_exercise_whose_module_has_moved_is_kept_and_named(tmp_path):
+    """`bench_results.percentile` was the tour's exercise; a ledger may outlive its file."""
+    new = make_checkout(tmp_path / "new")
+    old = tmp_path / "old"
+    (old / "minivllm").mkdir(parents=True)
+    (old / ".course").mkdir()
+    names = ("bench_results.percentile", "long_gone.function")
+    book = {name: {"mine": "opened", "passed": None, "history": []} for name in names}
+    (old / ".course/ledger.json").write_text(json.dumps(book))
+    answer = "def percentile(values, percent):\n    return sorted(values)[0]"
+    (old / "minivllm/bench_results.py").write_text(f'"""Results."""\n\n\n{answer}\n')
+    text = run_real(new, "-m", "course", "update", "--from", str(old))
+    kept = ".course/carry/bench_results.percentile.py"
+    assert f"Kept as {kept}, not laid: this version has no such exercise" in text
+    assert (new / kept).read_text() == answer

@@ -1,4 +1,4 @@
-"""The pictures of lesson 01 say what they were given, in the image and in words."""
+"""The pictures of lesson 01 show their data, in the image and in the alt text."""
 
 import pytest
 from figure_checks import assert_fits_the_page_and_is_described
@@ -9,7 +9,7 @@ pytestmark = pytest.mark.course
 
 
 class Table:
-    """Stands where a tokenizer stands: four tokens, of which the last one is special."""
+    """The part of a tokenizer that pictures use: four tokens, of which the last is special."""
 
     special_ids = frozenset({3})
 
@@ -23,7 +23,7 @@ DATA = [b"a ", b"\xed\x95", b"\x9c$", b"\xc3"]
 PIECES = ["a ", "", "한$", ""]
 
 PICTURES = {
-    "tokens": lambda: draw.tokens({"a": (Table(), [0, 1, 2, 3]), "b": (Table(), [0])}),
+    "tokens": lambda: draw.tokens({"a": (Table(), [0, 1, 2, 3]), "b": (Table(), [0])}, "A text"),
     "joins": lambda: draw.joins(STEPS, [7, 1200]),
     "languages": lambda: draw.languages(COUNTS, {"English": 20, "Korean": 10}),
     "stream": lambda: draw.stream(DATA, PIECES, [b"", b"\xed\x95", b"", b"\xc3"]),
@@ -34,39 +34,42 @@ PICTURES = {
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_a_picture_fits_the_page_and_is_described(name):
-    """700 pixels wide, with alt text where a notebook keeps it, and no warning of a font."""
+    """It is 700 pixels wide, has alt text in the notebook, and needs no missing font."""
     assert_fits_the_page_and_is_described(PICTURES[name])
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("tokens", "10 bytes. a: 4 tokens (1 control); b: 1 token."),
-        ("joins", "3 bytes, 2 joins, 1 token. after 0: l o w; after 1: lo w; after 2: low"),
+        (
+            "tokens",
+            "Rows of 10 bytes, in frames of one token each. A text. a: 4 tokens (1 control); b: 1",
+        ),
+        ("joins", "3 bytes become 1 token in 2 joins. after 0: l o w; after 1: lo w; after 2: low"),
         ("languages", "small: English 10, Korean 30; large: English 5, Korean 12"),
-        ("stream", "4 tokens; after 2 of them bytes are held back. Shown: 'a ', nothing, 'U+D55C"),
+        ("stream", "4 tokens; bytes are held back after 2 of them. Shown: 'a ', nothing, 'U+D55C"),
         ("arrivals", "a machine. First text after 0.25 s, all after 0.50 s: 2 pieces"),
     ],
 )
-def test_the_words_hold_the_numbers(name, words):
-    """What the image shows stands in its text."""
+def test_the_alt_text_has_the_numbers(name, words):
+    """The alt text says what the image shows."""
     assert words in PICTURES[name]().alt
 
 
 @pytest.mark.parametrize(
     ("byte", "name"), [(0x41, "A"), (0x20, "␣"), (0x0A, "↵"), (0x00, "00"), (0x7F, "7F")]
 )
-def test_every_byte_has_a_name_that_can_be_seen(byte, name):
-    """ASCII as itself, what is invisible as a sign or in hex."""
+def test_every_byte_has_a_visible_name(byte, name):
+    """ASCII as itself; invisible bytes as a sign or in hex."""
     assert draw.byte_name(byte) == name
 
 
-def test_characters_that_the_font_lacks_are_named():
-    """Not drawn as empty boxes, and no warning."""
+def test_characters_that_the_font_lacks_are_written_as_code_points():
+    """No empty boxes, and no warning."""
     assert draw.drawable("naïve") == "naïve"
     assert draw.drawable("é한") == "é U+D55C"
 
 
 def test_pictures_are_the_same_each_time():
-    """No date, no version: a notebook that is executed again changes no image."""
+    """No date and no version, so executing a notebook again changes no image."""
     assert PICTURES["stream"]() == PICTURES["stream"]()

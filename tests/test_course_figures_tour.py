@@ -1,4 +1,4 @@
-"""The pictures of chapter 00 say what they were given, in the image and in words."""
+"""The pictures of chapter 00 show their data, in the image and in the alt text."""
 
 import pytest
 from figure_checks import assert_fits_the_page_and_is_described
@@ -38,25 +38,25 @@ PICTURES = {
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_a_picture_fits_the_page_and_is_described(name):
-    """700 pixels wide, with alt text where a notebook keeps it."""
+    """It is 700 pixels wide and has alt text in the notebook."""
     assert_fits_the_page_and_is_described(PICTURES[name])
 
 
 def test_work_is_counted_in_tokens():
-    """114 computed, of which 37 + 1 + 1 are new."""
+    """114 are computed, and 37 + 1 + 1 are necessary."""
     alt = draw.work([37, 38, 39], [37, 1, 1]).alt
-    assert "3 new tokens. 114 tokens computed, 39 of them for the first time" in alt
+    assert "3 new tokens. 114 tokens computed, 39 of them necessary" in alt
     assert "37 tokens for the first one, 39 for the last" in alt
 
 
 def test_waits_are_from_token_to_token():
-    """The first step ends no wait, and the third step lasts 100 ms because of its prompt."""
+    """The first step ends no wait, and the third lasts 100 ms because of its prompt."""
     alt = draw.waits(TRACE, {"p50": 0.04, "p99": 0.1}).alt
-    assert "Waits over 4 steps, dashed: p50 40 ms, p99 100 ms" in alt
-    assert alt.endswith("With a prompt in the step: step 2: 100 ms.")
+    assert "Waits between tokens in 4 steps, dashed: p50 40 ms, p99 100 ms" in alt
+    assert alt.endswith("Steps with a prompt: step 2: 100 ms.")
 
 
-def test_waits_of_a_run_without_newcomers_can_be_drawn():
-    """No prompt ever came beside a token."""
+def test_a_run_without_prompts_beside_tokens_can_be_drawn():
+    """No step has both a prompt and decoding requests."""
     trace = make_trace((0.1, [False]), (0.2, [True]))
-    assert draw.waits(trace, {}).alt.endswith("With a prompt in the step: none.")
+    assert draw.waits(trace, {}).alt.endswith("Steps with a prompt: none.")

@@ -6,7 +6,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from course import exercises as ex
-from course import sandbox
+from course import sandbox, splice
 from course.check import run_tests
 from course.files import HOME
 from course.verdict import verdict
@@ -14,7 +14,7 @@ from course.verdict import verdict
 pytestmark = pytest.mark.course
 
 LESSON = (HOME / "course" / "lessons" / "00_tour.md").read_text("utf-8")
-BUILD = "%%build bench_results.percentile\ndef percentile(values, percent):\n    ...\n"
+BUILD = "%%build naive.generate_tokens\ndef generate_tokens(model, prompt_token_ids):\n    ...\n"
 
 
 @pytest.fixture
@@ -37,9 +37,9 @@ def test_the_messages_of_ipython_are_quoted(cell, shell, capsys):
 
 def test_the_wrong_answer_of_the_lesson_is_told_what_the_lesson_says():
     """Step 2 of the exercise, word for word."""
-    line = re.search(r"`(return sorted\(values\).*?)`", LESSON)[1]
-    name = "bench_results.percentile"
-    source = f"def percentile(values: Sequence[float], percent: float) -> float:\n    {line}"
+    line = re.search(r"`(return list\(prompt_token_ids\))`", LESSON)[1]
+    name = "naive.generate_tokens"
+    source = splice.blank(ex.find_exercise(name).reference, line)
     with sandbox.temporary(reference=True) as folder:
         sandbox.set_sources(folder, {name: source})
         ok, text = verdict(name, run_tests(name, folder), folder)
@@ -51,12 +51,12 @@ def test_every_rule_has_a_wrong_answer():
     """The comments of the library name the rules of the lesson."""
     rules = re.findall(r"^(\d)\. \*\*", LESSON, re.MULTILINE)
     library = (HOME / "course" / "mistakes" / "00_tour.py").read_text("utf-8")
-    assert rules == ["1", "2", "3", "4"]
+    assert rules == ["1", "2", "3", "4", "5"]
     assert set(re.findall(r"^# rule (\d)", library, re.MULTILINE)) == set(rules)
 
 
 def test_the_lesson_counts_its_exercises():
     """One, as it says."""
     assert [e.name for e in ex.exercises().values() if e.notebook == "00_tour"] == [
-        "bench_results.percentile"
+        "naive.generate_tokens"
     ]

@@ -25,7 +25,7 @@ from course.figures.common import (
     write,
 )
 from course.figures.common import this_machine as this_machine
-from minivllm.bench_results import speed
+from minivllm.measure.results import speed
 from minivllm.pictures.figures import halo, shade
 from minivllm.pictures.timeline import count
 

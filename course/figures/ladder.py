@@ -23,7 +23,7 @@ from course.figures.common import (
     times,
     write,
 )
-from minivllm.bench_results import load_results, speed
+from minivllm.measure.results import load_results, speed
 from minivllm.pictures.figures import PALETTE
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"

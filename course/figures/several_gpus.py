@@ -24,7 +24,7 @@ from course.figures.common import (
     write,
 )
 from course.figures.ladder import RESULTS
-from minivllm.bench_results import Result, load_results, speed
+from minivllm.measure.results import Result, load_results, speed
 
 # Behind a text that a line would cross.
 PLATE = {"facecolor": PAPER, "edgecolor": "none", "pad": 1}

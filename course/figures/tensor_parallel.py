@@ -27,7 +27,7 @@ from course.figures.common import speeds as speeds
 from course.figures.common import this_machine as this_machine
 from course.figures.several_gpus import gains as gains
 from course.figures.several_gpus import recorded as recorded
-from minivllm.bench_results import speed
+from minivllm.measure.results import speed
 from minivllm.pictures.figures import PALETTE
 from minivllm.pictures.timeline import count
 

@@ -1,4 +1,4 @@
-"""The pictures of chapter 01: bytes and tokens, joins, languages, what a stream holds back."""
+"""The pictures of chapter 01: bytes and tokens, joins, languages, and streams."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 
 def byte_name(byte: int) -> str:
-    """How a byte is written in a cell: a visible ASCII character, "␣", "↵", or in hex."""
+    """Return how a byte is written in a cell: a visible ASCII character, "␣", "↵", or in hex."""
     named = {0x20: "␣", 0x0A: "↵"}
     return named.get(byte) or (chr(byte) if 0x21 <= byte <= 0x7E else f"{byte:02X}")
 
 
 def drawable(text: str) -> str:
-    """`text` with U+... in the place of every character that the figures' font lacks."""
+    """Return `text` with U+... for every character that the figures' font lacks."""
     known = _characters_of_the_font()
     parts = [c if ord(c) in known and c.isprintable() else f"U+{ord(c):04X}" for c in text]
     return " ".join(parts) if any(part.startswith("U+") for part in parts) else "".join(parts)
@@ -56,11 +56,11 @@ def _characters_of_the_font() -> frozenset[int]:
 # -- tokens ------------------------------------------------------------------------------------
 
 
-def tokens(rows: Mapping[str, tuple[Any, Sequence[int]]]) -> Picture:
-    """The bytes of texts, one row for each (tokenizer, ids), by the row's name.
+def tokens(rows: Mapping[str, tuple[Any, Sequence[int]]], what: str) -> Picture:
+    """Draw the bytes of a text and its tokens: one row for each name -> (tokenizer, ids).
 
-    A frame is a token, a cell a byte; a line below joins the bytes of one character. A control
-    token is shown as one word.
+    A frame is a token and a cell is a byte. A line below connects the bytes of one character. A
+    control token is one word. `what` names the text in the title.
     """
     figure, ax = new_axes(1.15 + 0.62 * len(rows))
     keys = [key("decode", "token"), key("free", "next token")]
@@ -74,7 +74,7 @@ def tokens(rows: Mapping[str, tuple[Any, Sequence[int]]]) -> Picture:
         special = f" ({sum(controls)} control)" if any(controls) else ""
         parts.append(f"{name}: {count(len(ids), 'token')}{special}")
     size = round(max(bar.get_x() + bar.get_width() for bar in ax.patches))
-    title = f"{count(size, 'byte')}. {'; '.join(parts)}"
+    title = f"{what}. {'; '.join(parts)}"
     label(ax, title, "byte of the text", "")
     ax.set_xlim(-0.3, size + 0.3)
     ax.set_ylim(len(rows) - 0.45, -0.5)
@@ -82,13 +82,13 @@ def tokens(rows: Mapping[str, tuple[Any, Sequence[int]]]) -> Picture:
     if "control" in title:
         keys.append(key("cached", "control token", linewidth=2))
     if ax.lines:
-        keys.append(mark("one character of several bytes", linestyle="-", linewidth=1.6))
+        keys.append(mark("one character", linestyle="-", linewidth=1.6))
     legend(ax, keys)
-    return picture(figure, f"Rows of bytes, framed token by token. {title}.")
+    return picture(figure, f"Rows of {count(size, 'byte')}, in frames of one token each. {title}.")
 
 
 def _draw_token(ax: Axes, place: int, y: int, token: bytes, number: int, is_control: bool) -> None:
-    # Neighbours alternate in colour; a frame is there in any case.
+    # Neighbours alternate in colour, and each has a frame.
     state = "cached" if is_control else "free" if number % 2 else "decode"
     frame = {"edgecolor": INK, "linewidth": 2 if is_control else 1.3}
     ax.barh(y, len(token), 0.62, left=place, **(fill(state) | frame))
@@ -100,7 +100,7 @@ def _draw_token(ax: Axes, place: int, y: int, token: bytes, number: int, is_cont
 
 
 def _join_characters(ax: Axes, y: int, data: bytes) -> None:
-    """A line below the bytes of each character that has several."""
+    """Draw a line below the bytes of each character that has several."""
     place = 0
     for character in data.decode("utf-8", "replace"):
         size = len(character.encode())
@@ -110,9 +110,9 @@ def _join_characters(ax: Axes, y: int, data: bytes) -> None:
 
 
 def joins(steps: Sequence[Sequence[str]], ranks: Sequence[int]) -> Picture:
-    """How a word is joined: its tokens at the beginning and after each join, with its rank.
+    """Draw how a word is joined: its tokens before and after each join, with the join's rank.
 
-    The new token of a row is gold and has a thick frame.
+    The new token of a row is gold with a thick frame.
     """
     figure, ax = new_axes(1.1 + 0.36 * len(steps))
     before: set[tuple[int, str]] = set()
@@ -128,8 +128,8 @@ def joins(steps: Sequence[Sequence[str]], ranks: Sequence[int]) -> Picture:
         write(ax, places[-1] + 0.3, y, rank, ha="left")
         before = now
     size = sum(map(len, steps[0]))
-    title = f"{count(size, 'byte')}, {count(len(steps) - 1, 'join')}, "
-    title += count(len(steps[-1]), "token")
+    title = f"{count(size, 'byte')} become {count(len(steps[-1]), 'token')}"
+    title += f" in {count(len(steps) - 1, 'join')}"
     label(ax, title, "byte of the word", "joins done")
     ax.set_xlim(0, size * 1.18 + 0.8)
     ax.set_xticks(range(size + 1))
@@ -137,13 +137,13 @@ def joins(steps: Sequence[Sequence[str]], ranks: Sequence[int]) -> Picture:
     ax.set_yticks(range(len(steps)))
     legend(ax, [key("decode", "token"), key("cached", "joined in this step", linewidth=2)])
     words = [f"after {y}: {' '.join(row)}" for y, row in enumerate(steps)]
-    return picture(figure, f"Rows of tokens, one row a join. {title}. {'; '.join(words)}.")
+    return picture(figure, f"Rows of tokens, one row per join. {title}. {'; '.join(words)}.")
 
 
 def languages(
     counts: Mapping[str, Mapping[str, int]], num_characters: Mapping[str, int]
 ) -> Picture:
-    """By language: the tokens of one sentence, and tokens per character, for each tokenizer.
+    """Draw the tokens of one text per language and tokenizer, and its tokens per character.
 
     `counts`: tokenizer -> language -> tokens.
     """
@@ -159,9 +159,9 @@ def languages(
             bars = ax.barh(places, numbers, height, **fill(states[number]))
             ax.bar_label(bars, fmt=form, fontsize=7, padding=2)
             ax.set_xlim(0, max([*numbers, ax.get_xlim()[1] / 1.1]) * 1.1)
-    label(axes[0], "The same sentence", "tokens", "")
-    label(axes[1], "Its tokens per character", "tokens per character", "")
-    axes[1].set_title("Its tokens per character", loc="left", fontsize=10, pad=22)
+    label(axes[0], f"The same text in {len(names)} languages", "tokens", "")
+    label(axes[1], "Per character", "tokens per character", "")
+    axes[1].set_title("Per character", loc="left", fontsize=10, pad=22)
     for ax in axes:
         ax.set_ylim(len(names) - 0.5, -0.5)
     axes[0].set_yticks(range(len(names)), names)
@@ -171,17 +171,17 @@ def languages(
         f"{tokenizer}: " + ", ".join(f"{name} {by[name]}" for name in names)
         for tokenizer, by in counts.items()
     ]
-    return picture(figure, f"Bar charts of the tokens of one sentence. {'; '.join(parts)}.")
+    return picture(figure, f"Bar charts of the tokens of one text. {'; '.join(parts)}.")
 
 
 # -- streams -----------------------------------------------------------------------------------
 
 
 def stream(data: Sequence[bytes], pieces: Sequence[str], held: Sequence[bytes]) -> Picture:
-    """What each token of a stream brought, what was shown then, and what was held back.
+    """Draw the bytes of each token of a stream, the text shown then, and the bytes held back.
 
-    `data`: the bytes of each token; `pieces`: the text each `push` gave; `held`: the bytes that
-    were held back after it.
+    `data`: the bytes of each token. `pieces`: the text that each `push` returned. `held`: the
+    bytes held back after it.
     """
     highest = max(len(a) + len(b) for a, b in zip(data, [b"", *held]))
     figure, ax = new_axes(1.7 + 0.3 * highest)
@@ -199,8 +199,8 @@ def stream(data: Sequence[bytes], pieces: Sequence[str], held: Sequence[bytes]) 
         angle = 90 if len(text) > 1 else 0
         write(ax, x, highest + 0.35, text, rotation=angle, va="bottom", parse_math=False)
     num_held = sum(map(bool, held))
-    title = f"{count(len(data), 'token')}; after {num_held} of them bytes are held back"
-    label(ax, title, "token pushed (above: the text it completes)", "bytes at hand")
+    title = f"{count(len(data), 'token')}; bytes are held back after {num_held} of them"
+    label(ax, title, "token pushed (above: the text it completes)", "bytes available")
     longest = max(len(drawable(piece)) for piece in pieces)
     ax.set_ylim(0, highest + 0.6 + 0.27 * longest)
     ax.set_yticks(range(highest + 1))
@@ -213,9 +213,9 @@ def stream(data: Sequence[bytes], pieces: Sequence[str], held: Sequence[bytes]) 
 
 
 def arrivals(seconds: Sequence[float], pieces: Sequence[str], where: str) -> Picture:
-    """The characters that a reader has seen at each moment, with and without streaming.
+    """Draw how many characters a reader has seen over time, with and without streaming.
 
-    `seconds`: when each of `pieces` arrived, counted from the question.
+    `seconds`: when each of `pieces` arrived, from the time of the question.
     """
     figure, ax = new_axes(2.7)
     characters = list(accumulate(map(len, pieces)))
@@ -228,8 +228,8 @@ def arrivals(seconds: Sequence[float], pieces: Sequence[str], where: str) -> Pic
     words: dict[str, Any] = {"fontsize": 8, "color": INK, "arrowprops": arrow}
     place = (0.04 * end, 0.8 * characters[-1])
     ax.annotate(f"first text: {first:.2f} s", (first, characters[0]), place, **words)
-    write(ax, end, 0.06 * characters[-1], f"all of it: {end:.2f} s  ", ha="right", va="bottom")
-    title = f"The first text comes {times(end / first)[:-1]} times sooner than the whole answer"
+    write(ax, end, 0.06 * characters[-1], f"whole answer: {end:.2f} s  ", ha="right", va="bottom")
+    title = f"The first text arrives {times(end / first)[:-1]} times sooner than the whole answer"
     label(ax, title, "time since the question (seconds)", "characters seen")
     source(figure, where)
     ax.set_xlim(0, end * 1.02)

@@ -1,4 +1,4 @@
-"""The pictures of chapter 00: what the naive loop computes, a run, and how long tokens take."""
+"""The pictures of chapter 00: the work of the naive loop, a run, and the waits between tokens."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from minivllm.trace import Trace
 
 
 def work(naive: Sequence[int], cached: Sequence[int]) -> Picture:
-    """The tokens computed so far, after each new token: by the naive loop, and with a KV cache.
+    """Draw the tokens computed so far after each new token: naive loop and KV cache.
 
-    `naive` and `cached` hold the tokens that each new token costs.
+    `naive` and `cached` are the numbers of tokens computed for each new token.
     """
     figure, ax = new_axes(2.8)
-    words = f"{sum(naive):,} tokens computed, {sum(cached):,} of them for the first time"
-    names = {"for the first time: all that a KV cache leaves": cached, "naive loop": naive}
+    words = f"{sum(naive):,} tokens computed, {sum(cached):,} of them necessary"
+    names = {"with a KV cache": cached, "naive loop": naive}
     places = range(1, len(naive) + 1)
     curves(ax, {name: (places, list(accumulate(costs))) for name, costs in names.items()})
     for costs in names.values():
@@ -44,7 +44,7 @@ def work(naive: Sequence[int], cached: Sequence[int]) -> Picture:
 
 
 def waits(trace: Trace, lines: Mapping[str, float]) -> Picture:
-    """The wait before the tokens of each step, and levels (seconds) across it.
+    """Draw the wait before the tokens of each step, and horizontal lines at `lines` (seconds).
 
     A step that also computed a prompt is a blue square.
     """
@@ -54,7 +54,7 @@ def waits(trace: Trace, lines: Mapping[str, float]) -> Picture:
         decoding = [chunk.is_decode for chunk in step.chunks]
         if any(decoding):
             kinds[not all(decoding)].append((step.index, 1e3 * (step.end - before.end)))
-    looks = {True: ("prefill", "a prompt in the step"), False: ("decode", "tokens only")}
+    looks = {True: ("prefill", "step with a prompt"), False: ("decode", "decode only")}
     for beside, (state, text) in looks.items():
         ax.plot(*zip(*kinds[beside]), label=text, **look(state))
     for place, (name, seconds) in enumerate(lines.items()):
@@ -62,9 +62,9 @@ def waits(trace: Trace, lines: Mapping[str, float]) -> Picture:
         at = (0.99 - 0.12 * place, 1e3 * seconds)
         ax.annotate(name, at, xycoords=("axes fraction", "data"), va="bottom", ha="right")
     words = ", ".join(f"{name} {1e3 * seconds:.0f} ms" for name, seconds in lines.items())
-    label(ax, f"From one token to the next: {words}", "step", "wait (milliseconds)")
+    label(ax, f"Wait between two tokens: {words}", "step", "wait (milliseconds)")
     ax.set_ylim(bottom=0)
     legend(ax, ax.get_legend_handles_labels()[0])
-    alt = f"Waits over {count(len(trace.steps), 'step')}, dashed: {words}."
+    alt = f"Waits between tokens in {count(len(trace.steps), 'step')}, dashed: {words}."
     slow = [f"step {index}: {wait:.0f} ms" for index, wait in kinds[True]]
-    return picture(figure, f"{alt} With a prompt in the step: {', '.join(slow) or 'none'}.")
+    return picture(figure, f"{alt} Steps with a prompt: {', '.join(slow) or 'none'}.")

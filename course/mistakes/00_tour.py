@@ -1,194 +1,406 @@
 """Wrong answers that people really give, each with the words that its check must say.
 
-Read as text, never imported. Above each stands the rule of the lesson that the answer breaks.
+Read as text, never imported. The comment above each names the rule of the lesson it breaks.
 """
 
-# -- percentile --
+# -- generate_tokens --
 
 
 # rule 1
 @mistake(
-    "bench_results.percentile", "the 0th is the smallest, wherever it stands: do you sort first?"
+    "naive.generate_tokens",
+    "the texts that the model was called with: is each the prompt and all tokens so far?",
 )
-def percentile(values: Sequence[float], percent: float) -> float:
-    if not values:
-        raise ValueError("there is no percentile of 0 values")
-    place = (len(values) - 1) * percent / 100
-    low = int(place)
-    high = min(low + 1, len(values) - 1)
-    return values[low] + (values[high] - values[low]) * (place - low)
-
-
-# rule 1
-@mistake("bench_results.percentile", "the caller's list has changed: do you sort it, or a copy?")
-def percentile(values: Sequence[float], percent: float) -> float:
-    if not values:
-        raise ValueError("there is no percentile of 0 values")
-    values.sort()
-    place = (len(values) - 1) * percent / 100
-    low = int(place)
-    high = min(low + 1, len(values) - 1)
-    return values[low] + (values[high] - values[low]) * (place - low)
+def generate_tokens(
+    model: Model,
+    prompt_token_ids: Sequence[int],
+    max_tokens: int,
+    stop_token_ids: Collection[int] = (),
+) -> list[int]:
+    answer = []
+    for _ in range(max_tokens):
+        scores = model(answer[-1:] or list(prompt_token_ids))
+        answer.append(scores.index(max(scores)))
+        if answer[-1] in stop_token_ids:
+            break
+    return answer
 
 
 # rule 1
 @mistake(
-    "bench_results.percentile",
-    "a value is None: `sort`, `append` and a function without `return` give None",
+    "naive.generate_tokens",
+    "5, 6, 7 follow 3, 4: do you return the new tokens, all of them, and nothing else?",
 )
-def percentile(values: Sequence[float], percent: float) -> float:
-    if not values:
-        raise ValueError("there is no percentile of 0 values")
-    ordered = values.sort()
-    place = (len(ordered) - 1) * percent / 100
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+def generate_tokens(
+    model: Model,
+    prompt_token_ids: Sequence[int],
+    max_tokens: int,
+    stop_token_ids: Collection[int] = (),
+) -> list[int]:
+    answer = []
+    for _ in range(max_tokens):
+        scores = model(list(prompt_token_ids))
+        answer.append(scores.index(max(scores)))
+        if answer[-1] in stop_token_ids:
+            break
+    return answer
 
 
-# rule 2
-@mistake("bench_results.percentile", "4 values have 3 steps between them")
-def percentile(values: Sequence[float], percent: float) -> float:
-    if not values:
-        raise ValueError("there is no percentile of 0 values")
-    return sorted(values)[int(len(values) * percent / 100)]
+# rule 1
+@mistake(
+    "naive.generate_tokens", "the next token depends on all before it: does the model get them?"
+)
+def generate_tokens(
+    model: Model,
+    prompt_token_ids: Sequence[int],
+    max_tokens: int,
+    stop_token_ids: Collection[int] = (),
+) -> list[int]:
+    token_ids = list(prompt_token_ids)
+    for _ in range(max_tokens):
+        scores = model(token_ids[-32:])
+        token_ids.append(scores.index(max(scores)))
+        if token_ids[-1] in stop_token_ids:
+            break
+    return token_ids[len(prompt_token_ids) :]
 
 
 # rule 2
 @mistake(
-    "bench_results.percentile",
-    "a place outside of the list: does the last element have a neighbour",
+    "naive.generate_tokens",
+    "5, 6, 7 follow 3, 4: do you return the new tokens, all of them, and nothing else?",
 )
-def percentile(values: Sequence[float], percent: float) -> float:
-    if not values:
-        raise ValueError("there is no percentile of 0 values")
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * percent
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+def generate_tokens(
+    model: Model,
+    prompt_token_ids: Sequence[int],
+    max_tokens: int,
+    stop_token_ids: Collection[int] = (),
+) -> list[int]:
+    token_ids = list(prompt_token_ids)
+    for _ in range(max_tokens):
+        scores = model(token_ids)
+        token_ids.append(max(scores))
+        if token_ids[-1] in stop_token_ids:
+            break
+    return token_ids[len(prompt_token_ids) :]
 
 
 # rule 2
 @mistake(
-    "bench_results.percentile",
-    "a place outside of the list: does the last element have a neighbour",
+    "naive.generate_tokens",
+    "5, 6, 7 follow 3, 4: do you return the new tokens, all of them, and nothing else?",
 )
-def percentile(values: Sequence[float], percent: float) -> float:
-    if not values:
-        raise ValueError("there is no percentile of 0 values")
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    low = int(place)
-    return ordered[low] + (ordered[low + 1] - ordered[low]) * (place - low)
-
-
-# rule 2
-@mistake("bench_results.percentile", "3 stands in the middle: do you look at places?")
-def percentile(values: Sequence[float], percent: float) -> float:
-    if not values:
-        raise ValueError("there is no percentile of 0 values")
-    low, high = min(values), max(values)
-    return low + (high - low) * percent / 100
-
-
-# rule 3
-@mistake("bench_results.percentile", "4 values have 3 steps between them")
-def percentile(values: Sequence[float], percent: float) -> float:
-    if not values:
-        raise ValueError("there is no percentile of 0 values")
-    ordered = sorted(values)
-    return ordered[int((len(ordered) - 1) * percent / 100)]
-
-
-# rule 3
-@mistake("bench_results.percentile", "4 values have 3 steps between them")
-def percentile(values: Sequence[float], percent: float) -> float:
-    if not values:
-        raise ValueError("there is no percentile of 0 values")
-    ordered = sorted(values)
-    return ordered[round((len(ordered) - 1) * percent / 100)]
-
-
-# rule 3
-@mistake("bench_results.percentile", "do you take the middle?")
-def percentile(values: Sequence[float], percent: float) -> float:
-    if not values:
-        raise ValueError("there is no percentile of 0 values")
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    low, high = int(place), -(-place // 1)
-    return (ordered[low] + ordered[int(high)]) / 2
-
-
-# rule 3
-@mistake(
-    "bench_results.percentile",
-    "the 0th is the smallest, wherever it stands: do you sort first?",
-)
-def percentile(values: Sequence[float], percent: float) -> float:
-    if not values:
-        raise ValueError("there is no percentile of 0 values")
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    low, high = int(place // 1), int(-(-place // 1))
-    return ordered[low] * (high - place) + ordered[high] * (place - low)
+def generate_tokens(
+    model: Model,
+    prompt_token_ids: Sequence[int],
+    max_tokens: int,
+    stop_token_ids: Collection[int] = (),
+) -> list[int]:
+    token_ids = list(prompt_token_ids)
+    for _ in range(max_tokens):
+        best, highest = 0, 0.0
+        for token_id, score in enumerate(model(token_ids)):
+            if score > highest:
+                best, highest = token_id, score
+        token_ids.append(best)
+        if best in stop_token_ids:
+            break
+    return token_ids[len(prompt_token_ids) :]
 
 
 # rule 2
 @mistake(
-    "bench_results.percentile",
-    "the 0th is the smallest, wherever it stands: do you sort first?",
+    "naive.generate_tokens",
+    "the second score is higher: do you compare the scores as they are?",
 )
-def percentile(values: Sequence[float], percent: float) -> float:
-    if not values:
-        raise ValueError("there is no percentile of 0 values")
-    return sorted(values)[len(values) // 2]
+def generate_tokens(
+    model: Model,
+    prompt_token_ids: Sequence[int],
+    max_tokens: int,
+    stop_token_ids: Collection[int] = (),
+) -> list[int]:
+    token_ids = list(prompt_token_ids)
+    for _ in range(max_tokens):
+        scores = [int(score) for score in model(token_ids)]
+        token_ids.append(scores.index(max(scores)))
+        if token_ids[-1] in stop_token_ids:
+            break
+    return token_ids[len(prompt_token_ids) :]
+
+
+# rule 3
+@mistake(
+    "naive.generate_tokens", "the caller's prompt has grown: do you append to it, or to a copy?"
+)
+def generate_tokens(
+    model: Model,
+    prompt_token_ids: Sequence[int],
+    max_tokens: int,
+    stop_token_ids: Collection[int] = (),
+) -> list[int]:
+    num_prompt_tokens = len(prompt_token_ids)
+    for _ in range(max_tokens):
+        scores = model(prompt_token_ids)
+        prompt_token_ids.append(scores.index(max(scores)))
+        if prompt_token_ids[-1] in stop_token_ids:
+            break
+    return prompt_token_ids[num_prompt_tokens:]
+
+
+# rule 3
+@mistake(
+    "naive.generate_tokens",
+    "5, 6, 7 follow 3, 4: do you return the new tokens, all of them, and nothing else?",
+)
+def generate_tokens(
+    model: Model,
+    prompt_token_ids: Sequence[int],
+    max_tokens: int,
+    stop_token_ids: Collection[int] = (),
+) -> list[int]:
+    token_ids = list(prompt_token_ids)
+    for _ in range(max_tokens):
+        scores = model(token_ids)
+        token_ids.append(scores.index(max(scores)))
+        if token_ids[-1] in stop_token_ids:
+            break
+    return token_ids
+
+
+# rule 3
+@mistake(
+    "naive.generate_tokens",
+    "5, 6, 7 follow 3, 4: do you return the new tokens, all of them, and nothing else?",
+)
+def generate_tokens(
+    model: Model,
+    prompt_token_ids: Sequence[int],
+    max_tokens: int,
+    stop_token_ids: Collection[int] = (),
+) -> list[int]:
+    token_ids = list(prompt_token_ids)
+    for _ in range(max_tokens):
+        scores = model(token_ids)
+        token_ids.append(scores.index(max(scores)))
+        if token_ids[-1] in stop_token_ids:
+            break
+    return token_ids[-1:]
 
 
 # rule 4
-@mistake("bench_results.percentile", "no values: do you raise a ValueError before all else?")
-def percentile(values: Sequence[float], percent: float) -> float:
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+@mistake(
+    "naive.generate_tokens",
+    "5, 6, 7 follow 3, 4: do you return the new tokens, all of them, and nothing else?",
+)
+def generate_tokens(
+    model: Model,
+    prompt_token_ids: Sequence[int],
+    max_tokens: int,
+    stop_token_ids: Collection[int] = (),
+) -> list[int]:
+    token_ids = list(prompt_token_ids)
+    while len(token_ids) < max_tokens:
+        scores = model(token_ids)
+        token_ids.append(scores.index(max(scores)))
+        if token_ids[-1] in stop_token_ids:
+            break
+    return token_ids[len(prompt_token_ids) :]
 
 
 # rule 4
-@mistake("bench_results.percentile", "no values: do you raise a ValueError before all else?")
-def percentile(values: Sequence[float], percent: float) -> float:
-    if not values:
-        return 0.0
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+@mistake("naive.generate_tokens", "max_tokens=0: does your loop run once?")
+def generate_tokens(
+    model: Model,
+    prompt_token_ids: Sequence[int],
+    max_tokens: int,
+    stop_token_ids: Collection[int] = (),
+) -> list[int]:
+    token_ids = list(prompt_token_ids)
+    while True:
+        scores = model(token_ids)
+        token_ids.append(scores.index(max(scores)))
+        done = len(token_ids) >= len(prompt_token_ids) + max_tokens
+        if done or token_ids[-1] in stop_token_ids:
+            return token_ids[len(prompt_token_ids) :]
+
+
+# rule 4
+@mistake("naive.generate_tokens", "2 tokens need 2 calls of the model: how often do you call it?")
+def generate_tokens(
+    model: Model,
+    prompt_token_ids: Sequence[int],
+    max_tokens: int,
+    stop_token_ids: Collection[int] = (),
+) -> list[int]:
+    token_ids = list(prompt_token_ids)
+    scores = model(token_ids)
+    for _ in range(max_tokens):
+        token_ids.append(scores.index(max(scores)))
+        if token_ids[-1] in stop_token_ids:
+            break
+        scores = model(token_ids)
+    return token_ids[len(prompt_token_ids) :]
+
+
+# rule 5
+@mistake("naive.generate_tokens", "6 is a stop token: does the answer end with it, and include it?")
+def generate_tokens(
+    model: Model,
+    prompt_token_ids: Sequence[int],
+    max_tokens: int,
+    stop_token_ids: Collection[int] = (),
+) -> list[int]:
+    token_ids = list(prompt_token_ids)
+    for _ in range(max_tokens):
+        scores = model(token_ids)
+        token_ids.append(scores.index(max(scores)))
+    return token_ids[len(prompt_token_ids) :]
+
+
+# rule 5
+@mistake("naive.generate_tokens", "6 is a stop token: does the answer end with it, and include it?")
+def generate_tokens(
+    model: Model,
+    prompt_token_ids: Sequence[int],
+    max_tokens: int,
+    stop_token_ids: Collection[int] = (),
+) -> list[int]:
+    token_ids = list(prompt_token_ids)
+    for _ in range(max_tokens):
+        scores = model(token_ids)
+        next_id = scores.index(max(scores))
+        if next_id in stop_token_ids:
+            break
+        token_ids.append(next_id)
+    return token_ids[len(prompt_token_ids) :]
+
+
+# rule 5
+@mistake(
+    "naive.generate_tokens", "6 came second and is a stop token: how often is the model called?"
+)
+def generate_tokens(
+    model: Model,
+    prompt_token_ids: Sequence[int],
+    max_tokens: int,
+    stop_token_ids: Collection[int] = (),
+) -> list[int]:
+    token_ids = list(prompt_token_ids)
+    for _ in range(max_tokens):
+        scores = model(token_ids)
+        token_ids.append(scores.index(max(scores)))
+    answer = token_ids[len(prompt_token_ids) :]
+    stops = [place for place, token_id in enumerate(answer) if token_id in stop_token_ids]
+    return answer[: stops[0] + 1] if stops else answer
+
+
+# rule 5
+@mistake(
+    "naive.generate_tokens",
+    "this 6 is in the prompt: do you compare only new tokens with the stop tokens?",
+)
+def generate_tokens(
+    model: Model,
+    prompt_token_ids: Sequence[int],
+    max_tokens: int,
+    stop_token_ids: Collection[int] = (),
+) -> list[int]:
+    token_ids = list(prompt_token_ids)
+    for _ in range(max_tokens):
+        if token_ids[-1] in stop_token_ids:
+            break
+        scores = model(token_ids)
+        token_ids.append(scores.index(max(scores)))
+    return token_ids[len(prompt_token_ids) :]
+
+
+# rule 5
+@mistake(
+    "naive.generate_tokens",
+    "this 6 is in the prompt: do you compare only new tokens with the stop tokens?",
+)
+def generate_tokens(
+    model: Model,
+    prompt_token_ids: Sequence[int],
+    max_tokens: int,
+    stop_token_ids: Collection[int] = (),
+) -> list[int]:
+    token_ids = list(prompt_token_ids)
+    for _ in range(max_tokens):
+        scores = model(token_ids)
+        token_ids.append(scores.index(max(scores)))
+        if any(stop in token_ids for stop in stop_token_ids):
+            break
+    return token_ids[len(prompt_token_ids) :]
+
+
+# rule 5
+@mistake("naive.generate_tokens", "id 0 may be a stop token")
+def generate_tokens(
+    model: Model,
+    prompt_token_ids: Sequence[int],
+    max_tokens: int,
+    stop_token_ids: Collection[int] = (),
+) -> list[int]:
+    token_ids = list(prompt_token_ids)
+    for _ in range(max_tokens):
+        scores = model(token_ids)
+        token_ids.append(scores.index(max(scores)))
+        if token_ids[-1] and token_ids[-1] in stop_token_ids:
+            break
+    return token_ids[len(prompt_token_ids) :]
 
 
 # rule 2
 @mistake(
-    "bench_results.percentile", "1 was measured three times: does each of the three take a place?"
+    "naive.generate_tokens", "the second score is higher: do you compare the scores as they are?"
 )
-def percentile(values: Sequence[float], percent: float) -> float:
-    if not values:
-        raise ValueError("there is no percentile of 0 values")
-    ordered = sorted(set(values))
-    place = (len(ordered) - 1) * percent / 100
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+def generate_tokens(
+    model: Model,
+    prompt_token_ids: Sequence[int],
+    max_tokens: int,
+    stop_token_ids: Collection[int] = (),
+) -> list[int]:
+    from math import exp
+
+    token_ids = list(prompt_token_ids)
+    for _ in range(max_tokens):
+        scores = [exp(score) for score in model(token_ids)]
+        token_ids.append(scores.index(max(scores)))
+        if token_ids[-1] in stop_token_ids:
+            break
+    return token_ids[len(prompt_token_ids) :]
 
 
-# rule 2
-@mistake("bench_results.percentile", "do you round, or leave the float as it is?")
-def percentile(values: Sequence[float], percent: float) -> float:
-    if not values:
-        raise ValueError("there is no percentile of 0 values")
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return round(ordered[low] + (ordered[high] - ordered[low]) * (place - low), 2)
+# rule 3
+@mistake("naive.generate_tokens", "do you keep every new token, even if the text has it already?")
+def generate_tokens(
+    model: Model,
+    prompt_token_ids: Sequence[int],
+    max_tokens: int,
+    stop_token_ids: Collection[int] = (),
+) -> list[int]:
+    token_ids = list(prompt_token_ids)
+    for _ in range(max_tokens):
+        scores = model(token_ids)
+        token_ids.append(scores.index(max(scores)))
+        if token_ids[-1] in stop_token_ids:
+            break
+    return [token_id for token_id in token_ids if token_id not in prompt_token_ids]
+
+
+# rule 5
+@mistake("naive.generate_tokens", "the first new token is a stop token: do you compare it?")
+def generate_tokens(
+    model: Model,
+    prompt_token_ids: Sequence[int],
+    max_tokens: int,
+    stop_token_ids: Collection[int] = (),
+) -> list[int]:
+    token_ids = list(prompt_token_ids)
+    for number in range(max_tokens):
+        scores = model(token_ids)
+        token_ids.append(scores.index(max(scores)))
+        if number and token_ids[-1] in stop_token_ids:
+            break
+    return token_ids[len(prompt_token_ids) :]

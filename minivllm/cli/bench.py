@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minivllm import bench_results
 from minivllm.cli.options import add_command, add_engine_options, load, positive
+from minivllm.measure import results as bench_results
 
 if TYPE_CHECKING:
     from minivllm.llm import LLM

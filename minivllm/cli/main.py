@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minivllm import __version__
-from minivllm.bench_results import require_writable
 from minivllm.cli.bench import add_bench
 from minivllm.cli.chat import add_chat
 from minivllm.cli.doctor import run_doctor
@@ -31,6 +30,7 @@ from minivllm.cli.options import (
     note,
     sampling_params,
 )
+from minivllm.measure.results import require_writable
 from minivllm.request import SamplingParams
 
 if TYPE_CHECKING:

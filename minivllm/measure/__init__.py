@@ -1,1 +1,1 @@
-"""Workloads, and the naive loop that every engine is compared with."""
+"""Workloads, their results, and the naive loop with a real model."""

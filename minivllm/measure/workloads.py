@@ -1,7 +1,7 @@
 """Workloads and their measurement, for `minivllm bench` and the scripts in benchmarks/.
 
 Prompts are random token ids: speed does not depend on what they say. Does not handle results
-(see `bench_results`) and other engines (see benchmarks/peers.py). Not built in the course.
+(see `measure.results`) and other engines (see benchmarks/peers.py). Not built in the course.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from minivllm.bench_results import percentiles
 from minivllm.config import known
 from minivllm.llm import LLM
+from minivllm.measure.results import percentiles
 from minivllm.request import RequestOutput, SamplingParams
 
 TOP_TOKEN_ID = 10_000  # nano-vllm's benchmark draws from 0 to this one

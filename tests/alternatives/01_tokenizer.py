@@ -84,9 +84,9 @@ def encode(
 
 @answer("tokenizer.unfinished_bytes")
 def unfinished_bytes(data: bytes) -> int:
-    for size in (3, 2, 1):
-        if size <= len(data) and character_size(data[-size]) > size:
-            return size
+    for size, byte in enumerate(reversed(data[-3:]), 1):
+        if needed := character_size(byte):
+            return size if needed > size else 0
     return 0
 
 
@@ -99,3 +99,48 @@ def push(self, token_id: int) -> str:
         self.held = data[len(data) - size :]
         text = data[: len(data) - size].decode(errors="replace")
     return text
+
+
+@answer("tokenizer.unfinished_bytes")
+def unfinished_bytes(data: bytes) -> int:
+    import codecs
+
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder.decode(data)
+    return len(decoder.getstate()[0])
+
+
+@answer("tokenizer.Detokenizer.push")
+def push(self, token_id):
+    import codecs
+
+    if token_id in self.skipped_ids:
+        return ""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    decoder.setstate((self.held, 0))
+    text = decoder.decode(self.tokenizer.token_bytes(token_id))
+    self.held = decoder.getstate()[0]
+    return text
+
+
+@answer("tokenizer.encode_word")
+def encode_word(word, merges):
+    tokens = [*word]
+    for _ in range(len(tokens)):
+        pair = best_pair(tokens, merges)
+        if pair is None:
+            break
+        tokens = merge_pair(tokens, pair)
+    return tokens
+
+
+@answer("tokenizer.Tokenizer.encode")
+def encode(self, text, *, parse_special=False, add_special_tokens=True):
+    from itertools import chain
+
+    checked_text(text)
+    found = split_at_tokens(text, *(self.all_added if parse_special else self.plain_added))
+    parts = [self.text_ids(piece) if isinstance(piece, str) else [piece] for piece in found]
+    if add_special_tokens:
+        parts = [self.file.prefix_ids, *parts, self.file.suffix_ids]
+    return list(chain.from_iterable(parts))

@@ -1,7 +1,7 @@
-"""Results of measurements: percentiles, what makes them comparable, files, tables.
+"""Results of measurements: percentiles, facts about the machine, files and tables.
 
-A result is a dict that stands alone: figures, machine, versions, command and date. A file is a
-list of them. Does not measure (see `measure.workloads`). Notebook 00 builds `percentile`.
+A result is a self-contained dict: numbers, machine, versions, command and date. A file is a list
+of results. Does not measure (see `measure.workloads`). Not built in the course.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Result = Mapping[str, Any]
 
-# What every result says; most say more.
+# Keys that every result has; most have more.
 REQUIRED = (
     "workload",
     "device",
@@ -41,7 +41,7 @@ PACKAGES = ("minivllm", "torch", "triton", "numba", "transformers", "llama-cpp-p
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float] | None:
-    """The 50th, 90th and 99th percentile and the largest; None of nothing."""
+    """Return the 50th, 90th and 99th percentile and the maximum, or None without values."""
     if not values:
         return None
     named = {f"p{percent}": percentile(values, percent) for percent in (50, 90, 99)}
@@ -49,12 +49,12 @@ def percentiles(values: Sequence[float]) -> dict[str, float] | None:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The value that stands `percent` per cent of the way along the sorted values.
+    """Return the value at `percent` per cent of the way along the sorted values.
 
-    Sorted, n values stand at the places 0 to n - 1. Between two places the value changes
-    evenly: of 40, 10, 30, 20 the 50th percentile stands at place 1.5 and is 25, the 90th at
-    place 2.7 and is 37, the 100th at place 3 and is 40. `percent` is from 0 to 100; `values`
-    come in any order and are not changed. Raises ValueError if there are none.
+    n sorted values are at places 0 to n - 1, and the value changes linearly between two places:
+    of 40, 10, 30, 20 the 50th percentile is at place 1.5 and is 25, the 90th is at place 2.7 and
+    is 37. `percent` is from 0 to 100. `values` may be in any order and isn't changed. Raises
+    ValueError if it is empty.
     """
     if not values:
         raise ValueError("there is no percentile of 0 values")
@@ -69,9 +69,9 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def facts(config: EngineConfig, model: str | None = None) -> dict[str, Any]:
-    """Machine, versions, command and date, and the settings that decide the speed.
+    """Return machine, versions, command, date and the settings that decide the speed.
 
-    `config` has every setting filled in; `model` names one that has no name of its own.
+    `config` has every setting filled in. `model` replaces its name of the model.
     """
     return {
         "model": model or config.model,
@@ -85,7 +85,7 @@ def facts(config: EngineConfig, model: str | None = None) -> dict[str, Any]:
 
 
 def provenance() -> dict[str, Any]:
-    """With which versions, by which command and when something was measured."""
+    """Return the versions, the command and the date of a measurement."""
     return {
         "versions": versions(),
         "command": command_line(sys.argv),
@@ -94,7 +94,7 @@ def provenance() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of those packages that matter here and are installed."""
+    """Return the versions of Python and of the installed packages that affect speed."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -105,7 +105,7 @@ def versions() -> dict[str, str]:
 
 
 def describe_device(device: str) -> str:
-    """The device in words: "NVIDIA H200", or a CPU with its threads and vector units."""
+    """Return the device in words: "NVIDIA H200", or a CPU, its threads and vector units."""
     import torch
 
     if torch.device(device).type == "cuda":
@@ -115,7 +115,7 @@ def describe_device(device: str) -> str:
 
 
 def cpu_name() -> str:
-    """What the system calls its processor, or else the kind of it ("x86_64")."""
+    """Return the processor's name, or its architecture ("x86_64") if it has none."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -125,7 +125,7 @@ def cpu_name() -> str:
 
 
 def command_line(argv: Sequence[str]) -> str:
-    """How to run it again, without the folders of this machine: "minivllm bench", or
+    """Return the command without this machine's folders: "minivllm bench", or
     "python benchmarks/offline.py --repeats 3"."""
     name = Path(argv[0]).name
     program = ["minivllm"] if name in ("minivllm", "__main__.py") else ["python", name]
@@ -139,7 +139,7 @@ def command_line(argv: Sequence[str]) -> str:
 
 
 def check_result(result: Result) -> None:
-    """Raise ValueError for a result that lacks something every result has."""
+    """Raise ValueError if a result lacks a required key."""
     missing = [name for name in REQUIRED if name not in result]
     if missing:
         raise ValueError(f"the result {result.get('workload')!r} lacks {', '.join(missing)}")
@@ -164,7 +164,7 @@ def save_results(path: Path, results: Sequence[Result]) -> None:
 
 
 def load_results(path: Path) -> list[dict[str, Any]]:
-    """Read the results of a file. Raises ValueError if it does not hold a list of results."""
+    """Read the results of a file. Raises ValueError if it doesn't hold a list of results."""
     results = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(results, list) or not all(isinstance(one, dict) for one in results):
         raise ValueError(f"{path.name} does not hold a list of results")
@@ -174,13 +174,13 @@ def load_results(path: Path) -> list[dict[str, Any]]:
 
 
 def result_path(kind: str, device: str, directory: Path) -> Path:
-    """Where `--save` writes: "2026-11-29-cpu-offline.json" in `directory`."""
+    """Return the path that `--save` writes: "2026-11-29-cpu-offline.json" in `directory`."""
     device_type = device.partition(":")[0]
     return directory / f"{datetime.date.today().isoformat()}-{device_type}-{kind}.json"
 
 
 def require_writable(path: Path) -> None:
-    """Raise ValueError if a file cannot be written there: asked before the work, not after."""
+    """Raise ValueError if a file can't be written there. Call it before the work starts."""
     if path.is_dir():
         raise ValueError(f"{path} is a folder; name a file in it")
     if not path.parent.is_dir():
@@ -199,8 +199,8 @@ WIDTHS = (39, 8, 8, 8, 8, 8, 7)
 
 
 def table_cells(result: Result) -> list[str]:
-    """One row of `HEADER`: speeds in tokens per second, then milliseconds to the first token
-    (median) and between tokens (median and 99th percentile); "-" for what was not measured."""
+    """Return a row of `HEADER`: speeds in tokens per second, then milliseconds to the first token
+    (median) and between tokens (median, 99th percentile); "-" if it wasn't measured."""
     first = result.get("first_token_s") or {}
     between = result.get("inter_token_s") or {}
     prompt_speed = result.get("prefill_tokens_per_s") or result["prompt_tokens_per_s"]
@@ -216,21 +216,21 @@ def table_cells(result: Result) -> list[str]:
 
 
 def speed(tokens_per_s: float | None) -> str:
-    """Three digits are all that a measurement on a shared machine can promise: "9.12", "1,030"."""
+    """Return a speed in three digits, which is all a shared machine can promise: "9.12"."""
     if tokens_per_s is None:
         return "-"
     return f"{tokens_per_s:.3g}" if tokens_per_s < 100 else f"{tokens_per_s:,.0f}"
 
 
 def milliseconds(seconds: float | None) -> str:
-    """0.0312 is "31 ms", 0.00123 is "1.2 ms"; "-" for None."""
+    """Return seconds in milliseconds: 0.0312 -> "31 ms", 0.00123 -> "1.2 ms", None -> "-"."""
     if seconds is None:
         return "-"
     return f"{seconds * 1e3:.1f} ms" if seconds < 0.01 else f"{seconds * 1e3:,.0f} ms"
 
 
 def text_table(rows: Iterable[Sequence[str]], widths: Sequence[int]) -> str:
-    """Rows for a terminal: the first column to the left, the others to the right."""
+    """Return rows for a terminal: first column left-aligned, the others right-aligned."""
     lines = []
     for row in rows:
         first, *rest = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
@@ -239,6 +239,6 @@ def text_table(rows: Iterable[Sequence[str]], widths: Sequence[int]) -> str:
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Rows for a README: numbers to the right."""
+    """Return rows for a README: numbers right-aligned."""
     rule = ["---", *["--:"] * (len(header) - 1)]
     return "\n".join("| " + " | ".join(row) + " |" for row in (header, rule, *rows))
