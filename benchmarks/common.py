@@ -22,7 +22,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def make_parser(description: str | None) -> argparse.ArgumentParser:
-    """A parser that shows the script's docstring as it stands, with the options of all."""
+    """A parser that shows the script's docstring unchanged, and the common options."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -60,7 +60,7 @@ class FixedTokens:
         return SimpleNamespace(wait=lambda: token_ids, ranked=None)
 
     def release(self, request: object) -> None:
-        """There is nothing to give back."""
+        """There is nothing to free."""
 
 
 class Letters:

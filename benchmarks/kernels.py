@@ -1,5 +1,5 @@
-"""Each Triton kernel by itself on a GPU, beside plain torch and beside what torch.compile makes of
-it.
+"""Time each Triton kernel by itself on a GPU, compared with plain torch and with what
+torch.compile makes of it.
 
     python benchmarks/kernels.py
     python benchmarks/kernels.py --only rms_norm decode_attention --no-compile

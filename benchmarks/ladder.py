@@ -20,7 +20,7 @@ graph: all        the sampler inside, so that a step is one launch
 overlap           step n + 1 is launched before step n is read
 
 And for prompts that come while others decode (more requests than rows): steps of prompts alone,
-which hold decodes up, against prompts in chunks beside the decodes.
+which hold decodes up, against prompts in chunks together with the decodes.
 
 The hardware's limit is the time to read weights and cache at the speed of a copy, measured in
 the same run. Timelines are recorded with PyTorch's profiler on, which makes launches slower; all

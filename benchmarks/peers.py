@@ -1,4 +1,4 @@
-"""Our engine beside others, on the same prompts and lengths, in one run.
+"""Compare our engine with others, on the same prompts and lengths, in one run.
 
     python benchmarks/peers.py --batch-sizes 1 16 --repeats 5 --save
 

@@ -53,7 +53,8 @@ def record(llm: LLM, workload: bench.Workload) -> dict[str, Any]:
 
 def summarise(events: Iterable[Any]) -> dict[str, Any]:
     """The lanes of a timeline, from the profiler's events: steps, launches and kernels, and how
-    many there were in all. On a CPU operations stand for launches, and there are no kernels."""
+    many there were in all. On a CPU, operations
+    take the place of launches, and there are no kernels."""
     events = list(events)
     steps = sorted(_span(e) for e in events if e.name == STEP and not _on_device(e))
     begin = steps[0][0]

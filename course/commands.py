@@ -48,7 +48,7 @@ def open_(args: Arguments) -> int:
 
     Writes a body that raises NotImplementedError into minivllm/<module>.py, under the signature
     and the docstring. Write yours there, save, then: python -m course check NAME. From now on
-    whatever stands there counts as yours. Ours comes back with: python -m course restore NAME
+    any code in its place counts as yours. Ours comes back with: python -m course restore NAME
     """
     for name in args.name:
         exercise = ex.find_exercise(name)
@@ -74,7 +74,7 @@ def empty(args: Arguments) -> int:
     for exercise in chosen:
         ex.open_in_file(exercise)
     kept = [name for name, word in states.items() if word in ex.MINE]
-    print(f"Taken out: {len(chosen)} exercises." + (f" Yours stay: {len(kept)}." if kept else ""))
+    print(f"Removed: {len(chosen)} exercises." + (f" Yours stay: {len(kept)}." if kept else ""))
     print("To put ours back where holes are left: python -m course empty --undo")
     return 0
 

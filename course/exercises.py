@@ -1,8 +1,8 @@
 """Which definitions are exercises, whose code the package holds now, and how it gets there.
 
 An exercise is a definition of the package that a notebook builds. Its states:
-    open      a hole stands in the package
-    borrowed  our version stands there
+    open      the package has a hole
+    borrowed  the package has our version
     yours     the learner's version, not checked since its last change
     passed    the learner's version, and its check passed
 """
@@ -21,7 +21,7 @@ from course.files import BuildError, CourseError, module_path, read, root, write
 from course.ledger import Book, digest, entry_of, ledger
 
 HISTORY_LIMIT = 50  # earlier texts kept for each exercise
-MINE = ("yours", "passed")  # the states in which the learner's version stands in the package
+MINE = ("yours", "passed")  # the states in which the package has the learner's version
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def current(name: str) -> str:
 
 
 def module_text(name: str) -> str:
-    """The text of the module that an exercise stands in. Raises CourseError, with the way back,
+    """The text of the module that an exercise belongs to. Raises CourseError, with the way back,
     for a file that was deleted or saved in another encoding than UTF-8."""
     file, remedy = _way_back(name)
     try:
@@ -120,7 +120,7 @@ def module_text(name: str) -> str:
 
 def _way_back(name: str) -> tuple[str, str]:
     file = f"minivllm/{module_path(name).name}"
-    remedy = f"take the file back: git checkout {file} (that also takes out what you built in it)"
+    remedy = f"get the file back with: git checkout {file} (this also removes what you built in it)"
     return file, remedy
 
 
@@ -213,7 +213,7 @@ def step_back(name: str) -> int | None:
 def open_in_file(exercise: Exercise) -> None:
     """Take an exercise out of the package, for work in an editor.
 
-    From then on whatever stands there is the learner's, be it our very text.
+    From then on the code there is the learner's, even if it is identical to ours.
     """
     lay({exercise.name: splice.blank(exercise.reference, raising_hole(exercise))}, mine=True)
     with ledger() as book:
@@ -221,7 +221,7 @@ def open_in_file(exercise: Exercise) -> None:
 
 
 def raising_hole(exercise: Exercise) -> str:
-    """The line that stands for a body which is not written yet."""
+    """The line in place of a body that isn't written yet."""
     return f'raise NotImplementedError("notebook {exercise.notebook}: {exercise.name}")'
 
 

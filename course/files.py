@@ -41,7 +41,7 @@ def root() -> Path:
 
 
 def module_path(name: str) -> Path:
-    """The file of the module that an exercise stands in."""
+    """The file of the module that an exercise belongs to."""
     return root() / "minivllm" / f"{name.split('.')[0]}.py"
 
 

@@ -1,4 +1,4 @@
-"""The record of what the learner did: `.course/ledger.json` beside the package, ignored by git.
+"""The record of what the learner did: `.course/ledger.json` next to the package, ignored by git.
 
 One entry an exercise, by its name:
     mine     digest of the code that the learner laid, "opened" (work in an editor), or None

@@ -164,7 +164,7 @@ class Course(Magics):
         print(progress_map(states()))
 
     def _write(self, sources: dict[str, str], mine: bool = True) -> None:
-        """Lay definitions and import them; what cannot be imported is taken out again."""
+        """Lay definitions and import them; what cannot be imported is removed again."""
         changed = lay(sources, mine)
         try:
             self._import(sources)
@@ -177,7 +177,7 @@ class Course(Magics):
             ) from None
 
     def _take_over(self, name: str) -> None:
-        """Let a name that the notebook defined by itself stand for the package's function."""
+        """Rebind a name that the notebook defined itself to the package's function."""
         module, *inner = name.split(".")
         own = self.shell.user_ns.get(inner[0])
         if len(inner) == 1 and getattr(own, "__module__", None) == "__main__":

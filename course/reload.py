@@ -114,7 +114,7 @@ class _Names(dict[str, Any]):
 
 
 def _adopt(old: Any, new: Any, module: str) -> Any:
-    """What stands for `new` from now on: `old`, changed in place, where the two are of a kind."""
+    """Return the object to use for `new`: `old`, changed in place, if both are of the same kind."""
     if type(old) is type(new) and _are_equal(old, new):
         return old
     if not (_module_of(old) == _module_of(new) == module):

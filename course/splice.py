@@ -1,4 +1,4 @@
-"""Find, take out, blank and replace definitions in the text of a module. Pure functions of text.
+"""Find, remove, blank and replace definitions in the text of a module. Pure functions of text.
 
 Works on line numbers from `ast`, so that all else stays byte for byte as it was. Lines are split
 at "\\n" only: `str.splitlines` also splits at form feeds, which `ast` does not count.

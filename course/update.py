@@ -1,9 +1,9 @@
 """A new version of the course under a learner's work.
 
-The learner's functions stand in tracked files, so `git pull` would refuse or merge them. They are
+The learner's functions are in tracked files, so `git pull` would refuse or merge them. They are
 put aside in `.course/carry/` with the notebooks they worked in, the tree gets our text back, the
 new version comes, and the functions are laid into it. A notebook they worked in comes back as
-`NN_name.mine.ipynb` beside the new one: the new cells, with their answers and their own cells.
+`NN_name.mine.ipynb` next to the new one: the new cells, with their answers and their own cells.
 What cannot be laid stays in `.course/carry/`.
 """
 
@@ -121,7 +121,7 @@ def git(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def bring_notebooks(carry: Path, beside: bool) -> Iterator[str]:
-    """Put the learner's notebooks back: beside the new ones, or where they were."""
+    """Put the learner's notebooks back: next to the new ones, or where they were."""
     for path in sorted((carry / "notebooks").glob("*.ipynb")):
         target = new = files.root() / "notebooks" / path.name
         if beside:
@@ -129,7 +129,7 @@ def bring_notebooks(carry: Path, beside: bool) -> Iterator[str]:
             if new.exists():
                 merged = merge(read_notebook(path), read_notebook(new))
                 write_notebook(path, as_text(merged))
-            yield f"Your notebook is notebooks/{target.name}, beside the new {path.name}."
+            yield f"Your notebook is notebooks/{target.name}, next to the new {path.name}."
         shutil.move(path, target)
 
 

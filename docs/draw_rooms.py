@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 import test_architecture as rules  # noqa: E402
 
 LAYERS = ("the vocabulary", "the control plane, without torch", "the data plane", "the assembly")
-# Boxes: left edge, top edge, width, height. Layers stand on the left, rooms beside their layer.
+# Boxes: left edge, top edge, width, height. Layers are on the left, rooms next to their layer.
 PLACES = {
     "cli": (662, 56, 206, 66),
     "layer 3": (20, 142, 360, 176),
@@ -150,7 +150,7 @@ BOXES = {name: Box(*place) for name, place in PLACES.items()}
 
 
 def route(importer: Box, imported: Box) -> list[tuple[int, int]]:
-    """The corners of the arrow between two boxes, whose ends lie on their edges."""
+    """The corners of the arrow between two boxes, with its ends on their edges."""
     if importer.x == imported.x:
         return route_in_column(importer, imported)
     y = common_height(importer, imported)
@@ -165,7 +165,7 @@ def route(importer: Box, imported: Box) -> list[tuple[int, int]]:
 
 
 def common_height(one: Box, other: Box) -> int | None:
-    """The middle of the smaller of two boxes that stand beside each other, else None."""
+    """The middle of the smaller of two boxes next to each other, else None."""
     small, large = sorted((one, other), key=lambda box: box.height)
     _, y = small.middle
     return y if large.y < y < large.bottom else None

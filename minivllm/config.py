@@ -30,7 +30,7 @@ class EngineConfig:
     # ("Qwen/Qwen3-0.6B", or "Qwen/Qwen3-0.6B@revision"). A `Path` is a directory, and becomes
     # the absolute path as a string.
     model: str = "smollm2-135m"
-    # The directory that `model` stands for. None: found by name.
+    # The directory of the checkpoint. None: found by the model's name.
     model_path: str | None = None
     # Type of weights, activations and KV cache. "auto": the checkpoint's, if the device is fast
     # at it, else float32 (CPU) or float16 (GPU).
@@ -64,10 +64,10 @@ class EngineConfig:
     attention_backend: str = "auto"
     # Whether to launch each operation of a decode step by itself instead of replaying a CUDA
     # graph: the engine starts faster and runs slower. None: graphs on a GPU. False on a CPU: a
-    # recorder that follows the rules of graphs and is no faster.
+    # recorder that follows the rules of graphs but isn't faster.
     enforce_eager: bool | None = None
     # Whether to launch a step before reading the previous one, so that the device never waits
-    # for the host. None: on a GPU; on a CPU, host and device share their cores, without gain.
+    # for the host. None: on a GPU only; on a CPU, host and device share the cores.
     overlap: bool | None = None
     # Processes that share the model, each with its part of every layer (see `tensor_parallel`).
     # Each uses its own GPU, or its share of a CPU's cores.

@@ -61,8 +61,8 @@ class LLM:
         """Load `model`: a built-in name, a checkpoint directory, or a name on the Hub.
 
         `settings` are the fields of `EngineConfig`. With `trace`, `llm.trace` records what
-        each step does. Raises ValueError for what cannot be loaded or does not fit, TypeError
-        for an unknown setting.
+        each step does. Raises ValueError for a model that cannot be loaded or does not fit,
+        TypeError for an unknown setting.
         """
         config = EngineConfig(model=model_name(model), **settings)
         engine = build_engine(config, trace=trace, progress=progress)
@@ -244,8 +244,8 @@ class LLM:
         for piece in llm.stream("Once upon a time"):
             print(piece, end="", flush=True)
         ```
-        The pieces together are the answer's text; none ends within a character. The `Stream`
-        has the whole `output` at the end. To leave early, break off or `close` it.
+        Joined, the pieces are the answer's text; no piece ends within a character. The `Stream`
+        has the whole `output` at the end. To stop early, leave the loop or `close` it.
         Raises ValueError as `add_request` does, and for `n` above 1.
         """
         if sampling_params is not None and sampling_params.n > 1:
@@ -260,28 +260,28 @@ class LLM:
     def step(self) -> list[RequestOutput]:
         """Compute one step; return the answers that ended with it.
 
-        Also those of `add_request` that ended while `generate` ran. Without requests it does
-        nothing.
+        Answers of `add_request` that ended while `generate` ran are included. Does nothing
+        without requests.
         """
         with self._exclusive():
             self._step()
             return self.requests.take_outputs()
 
     def abort(self, request_id: str) -> bool:
-        """End a request early and forget it; whether there was an unfinished one of this id."""
+        """End a request early and forget it. Return whether this id had an unfinished request."""
         if self._requests is None:
             return False
         with self._exclusive():
             return self.requests.abort(request_id)
 
     def has_unfinished_requests(self) -> bool:
-        """Whether a `step` has anything to do."""
+        """Return whether there are unfinished requests."""
         return self.engine.has_unfinished_requests
 
     # -- the end --------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Give back model and KV cache, and end the workers. Closing twice is fine."""
+        """Free the model and the KV cache, and end the workers. Closing twice is fine."""
         if not self._is_open:
             return
         with self._exclusive():
@@ -293,7 +293,7 @@ class LLM:
 
     @property
     def _is_open(self) -> bool:
-        """Whether it can be used, by this process."""
+        """Return whether this process can use it."""
         return self._engine is not None and os.getpid() == self._process_id
 
     def __enter__(self) -> LLM:

@@ -1,7 +1,7 @@
 """A checkpoint's `config.json`, in one set of names for every architecture.
 
-A model that would be computed wrongly is refused. Does not handle files (see `weights`) and the
-settings of the engine (see `config`). Not built in the course.
+A model that would be computed wrongly is refused. Does not handle files (see
+`checkpoint.weights`) or the settings of the engine (see `config`). Not built in the course.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from minivllm.config import DTYPES, require_bool, require_int, require_number, require_text
 
-# The largest size that is believed, above that of any model, so that a damaged config.json is
+# The largest size that is accepted, larger than in any model, so that a damaged config.json is
 # refused before memory is allocated for it.
 MAX_SIZE = 2**24
 
@@ -247,7 +247,7 @@ def _sliding_window(raw: Mapping[str, Any], architecture: str) -> int | None:
     uses = "sliding_attention" in kinds if kinds else _flag(raw, "use_sliding_window", silent)
     window = raw.get("sliding_window", 4096 if architecture == "MistralForCausalLM" else None)
     if uses and kinds and window is None:
-        raise ValueError("layer_types has sliding_attention, but there is no sliding_window")
+        raise ValueError("layer_types has sliding_attention, but sliding_window is missing")
     if window is None or not uses:
         return None
     return _whole({"sliding_window": window}, "sliding_window")

@@ -1,4 +1,4 @@
-"""A record of what the engine did in each step, for figures and for understanding.
+"""A record of what the engine did in each step, for figures and analysis.
 
 Off by default: the engine then holds None instead of a Trace, at no cost. Does not draw (see
 `pictures.figures`). Not built in the course.
@@ -65,7 +65,7 @@ class Trace:
     ) -> None:
         """Add a step that began at `started` (`time.perf_counter`) and ends now.
 
-        `block_tables` are those from before the finished requests gave their blocks back.
+        `block_tables` are those from before the blocks of finished requests were freed.
         """
         self.steps.append(
             StepTrace(

@@ -143,7 +143,7 @@ def test_demo_answers_eight_prompts_and_draws_them(checkpoint, tmp_path, capsys)
         ("chat", ["/reset", "Ctrl-C", "prefix cache", "--system", "default"]),
         ("generate", ["--raw", "--repetition-penalty", "default"]),
         ("bench", ["batch N", "p99", "two minutes", "--json", "default"]),
-        ("doctor", ["absence", "Changes nothing", "exit code"]),
+        ("doctor", ["what that costs", "Changes nothing", "exit code"]),
     ],
 )
 def test_help_explains_each_command(command, words, capsys):
@@ -198,7 +198,7 @@ def test_a_file_that_cannot_be_written_is_said_before_the_work(tmp_path, capsys,
     path = tmp_path / "no" / "file"
     assert cli.main([command, option, str(path), "--model", "no/such-model"]) == 2
     error = capsys.readouterr().err
-    assert f"there is no folder {path.parent}" in error
+    assert f"the folder {path.parent} does not exist" in error
     assert error.count("\n") == 1
 
 

@@ -280,7 +280,7 @@ def test_regenerate_that_fails_keeps_the_old_answer():
     session, _ = talk(FakeLLM(["a"], [KeyboardInterrupt]), "x", "/regenerate")
     assert session.turns == [("x", "a")]
     _, terminal = talk(FakeLLM(), "/regenerate")
-    assert terminal.notes == ["there is no answer yet"]
+    assert terminal.notes == ["no answer yet"]
 
 
 def test_help_names_every_command():

@@ -247,7 +247,7 @@ def test_a_gpu_that_torch_cannot_use_has_its_reason(
 
 
 def test_a_missing_gpu_is_not_a_fault(monkeypatch):
-    """It costs speed, and there is nothing to repair."""
+    """It costs speed, but nothing is broken."""
     for platform, words in (("linux", "no NVIDIA GPU found"), ("darwin", "Apple's GPU")):
         monkeypatch.setattr(sys, "platform", platform)
         with_torch(monkeypatch, fake_torch())
@@ -396,10 +396,10 @@ def test_the_report_is_readable_without_colour():
         "       costs: nothing runs",
         "       do:    reinstall",
         "",
-        "[ok] there   [--] not there   [!!] at fault",
-        "Repair this first: torch.",
+        "[ok] present   [--] missing   [!!] broken",
+        "Fix this first: torch.",
     ]
-    assert format_report([]).endswith("Everything required is there.")
+    assert format_report([]).endswith("Everything required works.")
     assert report.isascii()
 
 
@@ -422,7 +422,7 @@ def test_the_exit_code_counts_what_is_required(monkeypatch, capsys, state, requi
     """0 unless minivllm is useless here."""
     monkeypatch.setattr(doctor, "checks", lambda: [Finding("x", state, "y", required=required)])
     assert run_doctor() == code
-    assert ("Repair this first" in capsys.readouterr().out) == bool(code)
+    assert ("Fix this first" in capsys.readouterr().out) == bool(code)
 
 
 @pytest.mark.long

@@ -115,7 +115,7 @@ def test_empty_takes_out_what_is_ours_and_undo_puts_it_back(toy):
     """The learner's own functions stay through both."""
     write_answer(toy, "boxes.Shelf.give", ANSWERS["boxes.Shelf.give"])
     text = course(toy, "empty")
-    assert "Taken out: 2" in text and "Yours stay: 1" in text and "empty --undo" in text
+    assert "Removed: 2" in text and "Yours stay: 1" in text and "empty --undo" in text
     assert states(toy) == "··◧"
     assert read(toy, MODULE).count("raise NotImplementedError") == 2
     assert "Put back: 2" in course(toy, "empty", "--undo")

@@ -185,7 +185,7 @@ def test_gate_6_sees_answers_dead_links_and_pictures_without_words(tmp_path):
     text = failure(tmp_path, 6)
     assert "the link ../minivllm/bags.py leads nowhere" in text
     assert "the picture ../minivllm/boxes.py has no alt text" in text
-    assert "notebooks/01_boxes.ipynb: the answer of boxes.boxes_for stands in it" in text
+    assert "notebooks/01_boxes.ipynb: the answer of boxes.boxes_for is in it" in text
 
 
 @pytest.mark.parametrize(

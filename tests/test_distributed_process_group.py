@@ -144,8 +144,8 @@ def test_a_group_that_is_closed_says_so():
 @pytest.mark.parametrize(
     ("device", "message"),
     [
-        ("cuda:1", r"device='cuda:1' is one GPU, for several ranks; take 'cuda'"),
-        ("cuda", r"rank 2 of this host has no GPU, there are 2; take 2 or fewer, or device='cpu'"),
+        ("cuda:1", r"device='cuda:1' is a single GPU, but there are several ranks; use 'cuda'"),
+        ("cuda", r"this host has 2 GPUs, none for its rank 2; use 2 or fewer, or device='cpu'"),
     ],
 )
 def test_each_rank_needs_a_gpu_of_its_own(device, message, monkeypatch):

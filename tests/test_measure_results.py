@@ -151,7 +151,7 @@ def test_a_path_is_refused_before_the_work(tmp_path):
     """A folder or a missing folder is an error; a new file and an old one are fine."""
     with pytest.raises(ValueError, match="is a folder"):
         bench_results.require_writable(tmp_path)
-    with pytest.raises(ValueError, match="there is no folder"):
+    with pytest.raises(ValueError, match="does not exist; make it first"):
         bench_results.require_writable(tmp_path / "no" / "r.json")
     bench_results.require_writable(tmp_path / "r.json")
     bench_results.require_writable(Path("r.json"))

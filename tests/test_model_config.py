@@ -242,7 +242,7 @@ def test_unsupported_kind_of_layer_is_refused_by_name():
     """Attention of another kind, or a window without a size."""
     with pytest.raises(ValueError, match="kind chunked_attention, linear_attention .layer_types"):
         read(layer_types=["linear_attention", "full_attention", "chunked_attention"])
-    with pytest.raises(ValueError, match="sliding_attention, but there is no sliding_window"):
+    with pytest.raises(ValueError, match="sliding_attention, but sliding_window is missing"):
         read(layer_types=["sliding_attention"] * 2)
     with pytest.raises(ValueError, match="sliding_window=0 must be"):
         read(sliding_window=0)

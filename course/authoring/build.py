@@ -1,7 +1,7 @@
 """Lessons and package -> notebooks/ (with holes) and solutions/ (solved, then executed).
 
 `course/lessons/NN_name.md` holds prose, experiments and the names of what is built; the code
-of an exercise stands in the package alone. Ids and bytes depend on nothing but these two, so
+of an exercise is in the package alone. Ids and bytes depend on nothing but these two, so
 that regenerating changes no file. Outputs change through `execute` only.
 """
 
@@ -162,7 +162,7 @@ def execute(path: Path) -> None:
 
 
 def refuse_large(name: str, text: str) -> None:
-    """A notebook of many megabytes hangs on slow lines, and in every clone for ever."""
+    """A notebook of many megabytes loads slowly, and stays in every clone."""
     if len(text.encode()) > MAX_BYTES:
         raise files.CourseError(
             f"{name} would have {len(text.encode()):,} bytes, {MAX_BYTES:,} are allowed."

@@ -13,7 +13,7 @@ from course import files, splice
 from course.notebooks import read_notebook
 
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
-MIN_LINE = 20  # characters: shorter lines of an answer stand in many texts by chance
+MIN_LINE = 20  # characters: shorter lines of an answer occur in many texts by chance
 
 FENCE = re.compile(r"^(```|~~~).*?^\1", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"`[^`\n]*`")
@@ -26,7 +26,7 @@ NAMED = re.compile(r"\b(?:alt|aria-label)=[\"']\s*[^\"'\s]", re.IGNORECASE)
 
 
 def page_problems(chapters: list[str]) -> list[str]:
-    """All of gate 6 for some chapters and the pages beside them."""
+    """All of gate 6 for some chapters and the pages around them."""
     problems = []
     for chapter in chapters:
         for folder in ("notebooks", "solutions"):
@@ -46,13 +46,13 @@ def page_problems(chapters: list[str]) -> list[str]:
 
 
 def answers(nb: Any) -> Iterator[str]:
-    """Exercises whose answer stands in a blank notebook."""
+    """Exercises whose answer is in a blank notebook."""
     text = squeezed("\n".join(cell.source for cell in nb.cells))
     text += squeezed("\n".join(str(o) for cell in nb.cells for o in cell.get("outputs", ())))
     for exercise in ex.exercises().values():
         if any(piece in text for piece in telling_pieces(exercise.reference)):
             yield (
-                f"the answer of {exercise.name} stands in it. In the lesson, give the shape of the"
+                f"the answer of {exercise.name} is in it. In the lesson, give the shape of the"
                 " answer in words, or other names and numbers"
             )
 

@@ -111,7 +111,7 @@ def environment_problems() -> list[str]:
     extra = [line for line in lines if line.startswith("- ") and not expected(line)]
     if extra:
         problems.append(
-            f"environment.yml names {extra}; what is needed stands in pyproject.toml alone"
+            f"environment.yml names {extra}; requirements belong in pyproject.toml only"
         )
     python = re.search(r"^\s*- python=(\d+)\.(\d+)", conda, re.MULTILINE)
     lowest = re.search(r'requires-python = ">=(\d+)\.(\d+)"', project)

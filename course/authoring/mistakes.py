@@ -29,7 +29,7 @@ class Mistake:
 
 
 def read_mistakes(path: Path) -> list[Mistake]:
-    """The wrong answers of a file in its order; none if there is no such file."""
+    """The wrong answers of a file in its order; none if the file does not exist."""
     if not path.exists():
         return []
     text = files.read(path).replace("\r\n", "\n")

@@ -2,7 +2,7 @@
 
 A function that draws returns a `Picture`, which a notebook shows and stores together with its
 alt text. Colours and sizes are those of `minivllm.pictures.figures`; every state has a label, a
-hatch, a marker or a height beside its colour. The pictures of a chapter lie beside this file;
+hatch, a marker or a height beside its colour. The pictures of a chapter are next to this file;
 none of them computes: the cell above does that, with the learner's code.
 """
 
@@ -107,7 +107,7 @@ def new_axes(height: float, rows: int = 1, columns: int = 1, **options: Any) -> 
 
 
 def label(ax: Axes, title: str, x: str, y: str) -> None:
-    """Title and axes in the course's style; units stand in the axes' names."""
+    """Title and axes in the course's style; units are part of the axes' names."""
     ax.set_title(title, loc="left", fontsize=10)
     ax.set_xlabel(x, fontsize=9)
     ax.set_ylabel(y, fontsize=9)
@@ -153,7 +153,7 @@ def curves(ax: Axes, lines: Mapping[str, tuple[Sequence[float], Sequence[float]]
 
 def dots(ax: Axes, y: float, values: Mapping[str, float], texts: Sequence[str]) -> None:
     """Marks at values (by state) in the row `y` of a log axis, which has no room for bars: they
-    would have to begin at 0. A text stands beside each mark, if it has one."""
+    would have to begin at 0. Each mark has its text next to it, if any."""
     for (state, value), text in zip(values.items(), texts, strict=True):
         ax.plot(value, y, **look(state))
         ax.annotate(f"  {text}", (value, y), (4, 0), textcoords="offset points", va="center",
@@ -219,7 +219,7 @@ def lit_map(svg: str, module: str) -> str:
 
     The lit box is gold and has a thick frame. Raises ValueError if the map has no such box.
     """
-    # The engine's own name stands in a plain rectangle on its frame.
+    # The engine's own name is in a plain rectangle on its frame.
     name = rf"(?=[^\n]*\n[^\n]*>{re.escape(module)}</text>)"
     lit, found = re.subn(rf'<rect (?:class="box" )?{name}', '<rect class="lit" ', svg)
     if found != 1:

@@ -95,7 +95,7 @@ def _access(
 
 
 def _owner(tensors: dict[str, Tensor], address: int) -> str:
-    """The tensor that an address lies in, or else the one nearest to it."""
+    """The tensor that contains an address, or else the one nearest to it."""
 
     def distance(name: str) -> int:
         start = tensors[name].data_ptr()

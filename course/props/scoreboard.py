@@ -1,4 +1,4 @@
-"""The table at the end of a chapter's open problem: your idea beside ours, on the same work."""
+"""The table at the end of a chapter's open problem: your idea and ours, on the same work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose kernels an engine runs on: the settings' `attention_backend` and what it stands for.
+"""Choose the kernels that an engine runs on, from the setting `attention_backend`.
 
     name         device   operations            products       sampler
     torch        any      ops                   plain          sampler.sample
@@ -43,9 +43,10 @@ class Backend(NamedTuple):
 def choose_backend(
     name: str, device: torch.device, block_size: int, head_dim: int, dtype: torch.dtype
 ) -> str:
-    """The backend called `name`; "auto" is the fastest one that is there and suits the settings.
+    """Return the backend called `name`; "auto" is the fastest one that is available and suits the
+    settings.
 
-    Raises ValueError, with the remedy, for one that does not.
+    Raises ValueError, with the remedy, for a backend that cannot be used here.
     """
     if name == "auto":
         return _best(device, block_size, head_dim, dtype)
@@ -64,7 +65,7 @@ def _best(device: torch.device, block_size: int, head_dim: int, dtype: torch.dty
 def _problem(
     name: str, device: torch.device, block_size: int, head_dim: int, dtype: torch.dtype
 ) -> str | None:
-    """Why the backend cannot be used here, or None."""
+    """Return why the backend cannot be used here, or None if it can."""
     if name == "torch":
         return None
     if name == "cpu":
@@ -84,7 +85,7 @@ def _problem(
 
 
 def load_backend(name: str) -> Backend:
-    """The operations and the sampler of a backend that `choose_backend` has allowed."""
+    """Return the operations and the sampler of a backend that `choose_backend` has accepted."""
     if name == "torch":
         return Backend(ops, sampler.sample)
     if name == "cpu":

@@ -1,4 +1,4 @@
-"""What this machine has, and what of it the engine takes: device, dtype, memory.
+"""What this machine has and what the engine uses of it: device, dtype, memory.
 
 Does not decide how much of the memory goes where (see `assembly.sizing`). Not built in the course.
 """
@@ -15,8 +15,8 @@ from minivllm.kv_cache import CPU_MEMORY_CAP, CPU_MEMORY_SHARE, GPU_MEMORY_SHARE
 
 
 def choose_device(name: str) -> torch.device:
-    """The device called `name`, "auto", "cpu", "cuda" or "cuda:N"; "auto" is a GPU where there is
-    one. Raises ValueError for a GPU that does not exist."""
+    """Return the device called `name`: "auto", "cpu", "cuda" or "cuda:N"; "auto" is a GPU if
+    there is one. Raises ValueError for a GPU that does not exist."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
@@ -27,8 +27,8 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_dtype(name: str, declared: str, device: torch.device) -> torch.dtype:
-    """The type to compute in. "auto" is what the checkpoint declares, where the device is fast
-    at it; else float32 on a CPU, float16 on a GPU (with a warning)."""
+    """Return the type to compute in. "auto" is the checkpoint's type if the device computes it
+    fast, else float32 on a CPU, float16 on a GPU (with a warning)."""
     wanted = declared if name == "auto" else name
     if device.type == "cuda":
         if wanted == "bfloat16" and not torch.cuda.is_bf16_supported(including_emulation=False):
@@ -45,8 +45,8 @@ LARGE_GPU = 64 * 2**30  # bytes of memory; such a GPU is fast as well
 
 
 def step_tokens(device: torch.device) -> int:
-    """Default token budget per step: a running answer may have to wait about as long for the
-    prompt of another request. A larger one keeps a fast GPU busy while the host launches.
+    """Return the default token budget per step. It bounds how long a running answer waits for the
+    prompt of another request; a larger one keeps a fast GPU busy while the host launches.
     """
     if device.type != "cuda":
         return 512
@@ -54,14 +54,15 @@ def step_tokens(device: torch.device) -> int:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Bytes of memory that are free on a device now."""
+    """Return the bytes of memory that are free on a device now."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return psutil.virtual_memory().available
 
 
 def kv_budget(share: float | None, device: torch.device) -> int:
-    """Bytes that the KV cache and a step's activations may take once the weights are loaded."""
+    """Return the bytes that the KV cache and a step's activations may take, after the weights
+    are loaded."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return int(free - (1 - (share or GPU_MEMORY_SHARE)) * total)

@@ -1,7 +1,7 @@
-"""What an engine is put together from: checkpoint, backend, model, and the runner around them.
+"""The parts of an engine that compute: checkpoint, backend, model, and the runner around them.
 
-Everything that computes, on one rank; with several ranks, each has these parts. Does not make the
-parts that decide (see `engine.build_engine`). Not built in the course.
+With several ranks, each rank has these parts. Does not make the parts that decide (see
+`engine.build_engine`). Not built in the course.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from minivllm.tokenizer import read_eos_token_ids
 
 
 class Parts(NamedTuple):
-    """A loaded model and what goes with it."""
+    """A loaded model with its checkpoint, settings and backend."""
 
     path: Path  # the checkpoint's directory
     config: EngineConfig  # every setting filled in

@@ -1,6 +1,6 @@
 """The ranks that share a model: start them, send them the settings, agree on what fits in memory.
 
-Does not handle how processes start and talk (`distributed`). Not built in the course.
+Does not handle how processes start and communicate (see `distributed`). Not built in the course.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def require_devices(config: EngineConfig) -> None:
         if num_here > num_gpus:
             raise ValueError(
                 f"tensor_parallel_size={size} needs {num_here} GPUs on this machine, and PyTorch"
-                f" sees {num_gpus}; lower it, or take device='cpu'"
+                f" sees {num_gpus}; lower it, or use device='cpu'"
             )
     elif config.enforce_eager is False:
         raise ValueError(

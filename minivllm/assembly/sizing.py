@@ -1,7 +1,6 @@
 """The settings that depend on the machine: how many requests, tokens and KV blocks it can hold.
 
-The arithmetic is `kv_cache`'s (Notebook 06); here are the measurements that go into it. Not built
-in the course.
+Takes the measurements; the arithmetic is in `kv_cache` (Notebook 06). Not built in the course.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from minivllm.model import CausalLM
 def fill_in(
     config: EngineConfig, path: Path, model: CausalLM, num_sharing: int = 1
 ) -> EngineConfig:
-    """The settings with every None replaced by the value that is used, now that the weights
-    are loaded and the memory that is left is known; `num_sharing` ranks share a CPU's.
+    """Return the settings with every None replaced by the value that is used. Call it when the
+    weights are loaded, since it measures the free memory; `num_sharing` ranks share a CPU's.
 
     Raises ValueError for a length or a number of blocks that the memory does not hold, and for
     recorded steps of kernels that cannot be recorded.
@@ -134,8 +133,10 @@ def size_kv_cache(config: EngineConfig, model: CausalLM, num_sharing: int = 1) -
 
 @torch.inference_mode()
 def measure_activations(model: CausalLM, num_tokens: int, num_seqs: int) -> int:
-    """Bytes that the largest step takes on a GPU beside weights and KV cache, by running it
-    without attention; the sampler's share is computed."""
+    """Return the bytes that the largest step takes on a GPU in addition to weights and KV cache.
+
+    Runs such a step without attention; the sampler's share is computed.
+    """
     device = next(model.parameters()).device
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)

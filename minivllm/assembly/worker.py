@@ -1,4 +1,4 @@
-"""A worker: one rank of an engine, in its own process, that does what the leader says.
+"""A worker: one rank of an engine, in its own process, that follows the leader.
 
 `distributed.workers.Team` starts it as `python -m minivllm.assembly.worker`; under `torchrun` the
 command line of every rank but the first comes here. Not built in the course.
@@ -26,7 +26,7 @@ from minivllm.leader import Follower
 
 
 def main(arguments: list[str]) -> int:
-    """Be one rank of a `Team`: STORE RANK SIZE. Returns the exit code."""
+    """Run as one rank of a `Team`: STORE RANK SIZE. Return the exit code."""
     store_path, rank, size = arguments
     leader = take_stdout()
     # Ctrl-C is for the leader, which tells its workers what to do.
@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
 
 
 def work_under_torchrun() -> int:
-    """Be the rank that the environment says; returns the exit code."""
+    """Run as the rank that torchrun's environment names. Return the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     work(torchrun_group(int(os.environ["WORLD_SIZE"])))
     return 0
@@ -65,7 +65,7 @@ def work(group: ProcessGroup) -> None:
 
 
 def take_stdout() -> BinaryIO:
-    """Return the way to the leader; whatever else this process prints goes to standard error."""
+    """Return the pipe to the leader; everything else this process prints goes to standard error."""
     leader = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return leader

@@ -73,7 +73,7 @@ README = """# {name}, dequantized
 
 Converted by minivllm ({source}). Licence of the model: {licence}.
 
-These are quantized weights, stored in model.safetensors as the float32 values that they stand for
+These are quantized weights, stored in model.safetensors as the float32 values that they encode
 and in codes.safetensors as the file has them. They are not the original model's weights: answers
 differ from the original's. The `torch_dtype` in config.json is what the original runs in.
 """
@@ -109,7 +109,7 @@ def model_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
         "mlp_bias": False,
         "tie_word_embeddings": True,
         # What the original model was trained and is run in. The tensors of this checkpoint are
-        # stored as float32 all the same: the exact values that 4-bit weights stand for.
+        # stored as float32 all the same: the exact values that 4-bit weights encode.
         "torch_dtype": "bfloat16",
         **token_ids(metadata),
     }

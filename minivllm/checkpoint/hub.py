@@ -42,7 +42,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def resolve_model(name: str | os.PathLike[str]) -> Path:
-    """Return the checkpoint directory that `name` stands for: config.json, safetensors,
+    """Return the directory of the checkpoint called `name`: config.json, safetensors,
     tokenizer.json.
 
     A built-in name ("smollm2-135m") comes first; a directory with that name is reached as

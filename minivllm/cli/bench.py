@@ -32,7 +32,7 @@ laptop with two cores, less on a better machine.
              below: how smoothly the text arrives
 
 A larger batch gives more tokens per second in all and fewer to each user. Other running programs
-slow it down: look at several runs before you believe one.
+slow it down, so compare several runs.
 """
 
 

@@ -259,7 +259,7 @@ class Chat:
 
     def _regenerate(self, rest: str) -> None:
         if not self.session.turns:
-            self.terminal.note("there is no answer yet")
+            self.terminal.note("no answer yet")
             return
         last = self.session.turns.pop()
         if not self._ask(last[0]):

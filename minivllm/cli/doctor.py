@@ -1,4 +1,4 @@
-"""`minivllm doctor`: what is installed, what is missing or broken, and the command that repairs it.
+"""`minivllm doctor`: what is installed, what is missing or broken, and the command that fixes it.
 
 Each check yields findings. No check downloads or changes anything, and one that fails becomes a
 finding itself. Imports nothing heavy, so that it starts where the engine does not. Not built in
@@ -97,8 +97,8 @@ def format_report(findings: Iterable[Finding]) -> str:
             lines += _wrapped("       costs: ", finding.cost, columns) if finding.cost else []
             lines += _wrapped("       do:    ", finding.remedy, columns) if finding.remedy else []
     broken = [finding.name for finding in listed if finding.required and finding.state != "ok"]
-    end = f"Repair this first: {', '.join(broken)}" if broken else "Everything required is there"
-    return "\n".join([*lines, "", "[ok] there   [--] not there   [!!] at fault", f"{end}."])
+    end = f"Fix this first: {', '.join(broken)}" if broken else "Everything required works"
+    return "\n".join([*lines, "", "[ok] present   [--] missing   [!!] broken", f"{end}."])
 
 
 def _wrapped(head: str, text: str, columns: int) -> list[str]:
@@ -122,7 +122,7 @@ def _said(error: BaseException) -> str:
 
 
 def check_installation() -> Iterator[Finding]:
-    """This minivllm is the one that notebooks import, and the course lies beside it."""
+    """This minivllm is the one that notebooks import, and the course is next to it."""
     # -I: as a notebook elsewhere would, without the current folder and PYTHONPATH.
     code = "import minivllm; print(minivllm.__path__[0])"
     run = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True)

@@ -61,8 +61,8 @@ DEMO_QUESTIONS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit code: 0, 1 from a doctor who found faults, 2 for a
-    user's mistake or an empty answer, 130 for Ctrl-C."""
+    """Run one command and return the exit code: 0; 1 if `doctor` found faults; 2 for a user's
+    mistake or an empty answer; 130 for Ctrl-C."""
     repair_streams()
     parser = build_parser()
     arguments, unknown = parser.parse_known_args(argv)
@@ -139,7 +139,7 @@ def build_parser() -> Parser:
         run_doctor,
         summary="diagnose problems on this machine and suggest fixes",
         teaches="Checks the installation, PyTorch, Triton, the GPU, the cores and the model. Each\n"
-        "line says what is there, or what its absence costs and the command that repairs it.\n"
+        "line says what was found, or what is missing, what that costs and how to fix it.\n"
         "Changes nothing. The exit code is 1 if something required is missing or broken.",
         example="example: minivllm doctor",
     )

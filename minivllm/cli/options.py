@@ -19,7 +19,7 @@ from minivllm.request import SamplingParams
 if TYPE_CHECKING:
     from minivllm.llm import LLM
 
-# Where the checkpoint recommends nothing: at 1.0 a small model loses its thread.
+# Used if the checkpoint recommends nothing: at 1.0 a small model loses the thread.
 DEFAULT_TEMPERATURE = 0.7
 
 # Setting, type, name of the value, help. The checks are those of `EngineConfig`.
@@ -49,7 +49,7 @@ SAMPLING_OPTIONS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
         "temperature",
         float,
         "T",
-        "0: always the most probable token; 2: bold (default: the checkpoint's, else"
+        "0: always the most probable token; 2: very random (default: the checkpoint's, else"
         f" {DEFAULT_TEMPERATURE})",
     ),
     (

@@ -35,7 +35,7 @@ def use_wide_vectors() -> None:
 
 
 def can_cache() -> bool:
-    """Return whether numba finds a writable directory for compiled code: beside this file, in the
+    """Return whether numba finds a writable directory for compiled code: next to this file, in the
     user's cache, or where NUMBA_CACHE_DIR says."""
     try:
         njit(cache=True)(can_cache)
@@ -435,7 +435,7 @@ def decode_attention(q, k_cache, v_cache, block_table, seq_lens, scale, out, sha
 
     `q, out [N, H, D]`, caches `[num_blocks, B, K, D]`. The work of a request is cut into `shares`
     pieces (1 or K) by key/value heads. A piece reads each of its keys and values once for all G
-    query heads, and with one piece whole blocks, as they lie in memory.
+    query heads, and with one piece it reads whole blocks, in the order of memory.
     """
     block_size, num_kv_heads, size = k_cache.shape[1:]
     group = q.shape[1] // num_kv_heads

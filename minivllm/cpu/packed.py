@@ -30,8 +30,8 @@ def pack(model: CausalLM) -> CausalLM:
     """Replace the model's products by packed ones, in place; returns the model.
 
     A tied model gets an `lm_head` of its own: the packed embedding, whose table stays as it is.
-    A product with nothing to gain (another device or type, no codes, no bfloat16 units) stays as
-    it is.
+    A product that would not get faster (another device or type, no codes, no bfloat16 units) is
+    left alone.
     """
     embedding = model.model.embed_tokens
     if not has_kernels(embedding.weight):
@@ -60,8 +60,8 @@ def packed(part: Linear | Embedding, bias: Tensor | None) -> nn.Module | None:
 
 
 def weight_bytes(model: CausalLM) -> int:
-    """Bytes of weights that a step of few tokens reads: packed ones as they are packed. Of an
-    embedding that is no output layer as well it reads a row for each token: nothing, in all."""
+    """Return the bytes of weights that a step of few tokens reads, packed ones at their packed
+    size. An embedding that isn't also the output layer counts as 0: each token reads one row."""
     head: Any = model.model.embed_tokens if model.lm_head is None else model.lm_head
     parts: list[Any] = [*model.model.layers.modules(), model.model.norm, head]
     return sum(x.nbytes for part in parts for x in getattr(part, "few", part.parameters(False)))
@@ -124,7 +124,7 @@ class PackedMLP(nn.Module):
 
 
 def lay_out(rows: Tensor) -> Tensor:
-    """Rows of codes or scales `[m, groups, k]` in tiles of LANES rows, which lie side by side:
+    """Rows of codes or scales `[m, groups, k]` in tiles of LANES rows, side by side:
     `[tiles, groups, k * LANES]`; rows of zeros behind the last."""
     lanes = cpu_kernels.LANES
     rows = F.pad(rows, (0, 0, 0, 0, 0, -len(rows) % lanes))

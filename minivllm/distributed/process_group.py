@@ -41,7 +41,7 @@ class ProcessGroup:
 
     def __init__(self, store: dist.Store, rank: int, size: int, local: bool) -> None:
         """Meet the other ranks at the `store` and wait for all of them; `local` means that all
-        are on this host. Until `use`, only messages can be exchanged."""
+        are on this host. Only messages can be exchanged before `use`."""
         self.rank = rank
         self.size = size
         self.local = local
@@ -94,7 +94,7 @@ class ProcessGroup:
             raise self.failure from error
 
     def cause_of(self, error: Exception) -> GroupError:
-        """Return what is behind a failed collective, as far as this rank can know."""
+        """Return the likely cause of a failed collective, as far as this rank can know it."""
         return GroupError(f"another rank has ended, or did not answer in time ({error})")
 
     def check(self) -> None:
@@ -104,7 +104,7 @@ class ProcessGroup:
 
     @contextmanager
     def unbroken(self) -> Iterator[None]:
-        """Fail for good if the body raises: the other ranks wait for calls that will not come."""
+        """Fail for good if the body raises, because the other ranks are no longer in step."""
         try:
             yield
         except Exception as error:
@@ -176,7 +176,7 @@ class ProcessGroup:
         return x.numpy().tobytes()
 
     def close(self) -> None:
-        """Send the workers home and close the connections; no other call may follow."""
+        """End the workers and close the connections. The group cannot be used afterwards."""
         if self.rank == 0 and self.failure is None:
             with suppress(GroupError):
                 self.send(b"")
@@ -220,12 +220,14 @@ def _device_of_rank(device: torch.device) -> torch.device:
     if device.type != "cuda":
         return device
     if device.index is not None:
-        raise ValueError(f"device={str(device)!r} is one GPU, for several ranks; take 'cuda'")
+        raise ValueError(
+            f"device={str(device)!r} is a single GPU, but there are several ranks; use 'cuda'"
+        )
     index = int(os.environ.get("LOCAL_RANK", "0"))
     count = torch.cuda.device_count()
     if index >= count:
         raise ValueError(
-            f"tensor_parallel_size: rank {index} of this host has no GPU, there are {count}; take"
+            f"tensor_parallel_size: this host has {count} GPUs, none for its rank {index}; use"
             f" {count} or fewer, or device='cpu'"
         )
     return torch.device("cuda", index)

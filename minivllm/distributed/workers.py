@@ -1,8 +1,8 @@
 """The leader's workers: processes on this host, or those that `torchrun` has started on several.
 
 On one host the leader starts the workers, watches them and ends them; they end when the leader
-ends, whatever the cause. Does not handle what a worker does (`assembly.worker`) and what it is told
-(`leader`). Not built in the course.
+ends, whatever the cause. Does not handle what a worker does (`assembly.worker`) or the
+messages it gets (`leader`). Not built in the course.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from minivllm.distributed.process_group import GroupError, ProcessGroup
 
-READY = b"ready\n"  # a worker's first words, once it can meet the others
+READY = b"ready\n"  # a worker prints it once it can meet the others
 GRACE = 5.0  # seconds that workers have to end by themselves
 REPORT_WAIT = 3.0  # seconds between a lost connection and the end of its process, at most
 POLL = 0.02  # seconds between two looks at a process

@@ -1,5 +1,5 @@
-"""The operations of `gpu.ops`, with the attention of the library flash-attn, on the paged cache as
-it lies. Not built in the course.
+"""The operations of `gpu.ops`, with the attention of the library flash-attn, which reads the
+paged cache in place. Not built in the course.
 
 The library reads pages of 256 tokens and multiples, in bfloat16 and float16: `why_not` says
 whether the settings suit it. Source: Dao 2023, "FlashAttention-2", arXiv 2307.08691.
@@ -44,7 +44,7 @@ MAX_HEAD_DIM = 256
 
 
 def why_not(block_size: int, head_dim: int, dtype: torch.dtype) -> str | None:
-    """Why flash-attn cannot be used with these settings, or None if it can."""
+    """Return why flash-attn cannot be used with these settings, or None if it can."""
     if importlib.util.find_spec("flash_attn") is None:
         return "flash-attn is not installed (pip install flash-attn, which compiles for a while)"
     if block_size % PAGE:

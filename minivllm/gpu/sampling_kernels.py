@@ -70,7 +70,7 @@ def _best_of_tile_kernel(
     if temperature > 0:
         bits = hash_counter(tl.load(seeds + row), tl.load(positions + row).to(tl.int64))
         scores = scores / temperature + gumbel(hash_counter(bits, tokens.to(tl.int64)))
-    # NaN counts as -inf: its row gets some valid token, and not one behind the vocabulary.
+    # NaN counts as -inf: its row gets some valid token, never one past the end of the vocabulary.
     scores = tl.where(mask & (scores == scores), scores, float("-inf"))
     winner = tl.argmax(scores, axis=0)
     tl.store(best + row * num_tiles + tile, tl.max(scores, axis=0))

@@ -184,7 +184,9 @@ def require_writable(path: Path) -> None:
     if path.is_dir():
         raise ValueError(f"{path} is a folder; name a file in it")
     if not path.parent.is_dir():
-        raise ValueError(f"cannot write {path}: there is no folder {path.parent}; make it first")
+        raise ValueError(
+            f"cannot write {path}: the folder {path.parent} does not exist; make it first"
+        )
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ValueError(f"cannot write {path}: no permission; choose another place")
 

@@ -27,7 +27,7 @@ TOP_TOKEN_ID = 10_000  # nano-vllm's benchmark draws from 0 to this one
 
 @dataclass(frozen=True)
 class Workload:
-    """Prompts, and how many tokens each answer has. All answers are as long as they may be."""
+    """Prompts, and the length of each answer. Every answer has exactly this length."""
 
     name: str
     prompts: list[list[int]]  # token ids
@@ -221,7 +221,7 @@ def phase_speeds(
     token_times: Sequence[Sequence[float]], num_prompt_tokens: int, began: float
 ) -> tuple[float | None, float | None]:
     """Prompt tokens per second until every request has its first token, and output tokens per
-    second from then until the first request ends; None where there is no such stretch.
+    second from then until the first request ends; None if no such period exists.
 
     Two requests of 50 prompt tokens with tokens at 1, 2, 3, 4 s and at 2, 3, 4, 5 s, begun at
     0 s: 100 tokens in 2 s are 50 tok/s; from 2 to 4 s four tokens came, 2 tok/s.

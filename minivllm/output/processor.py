@@ -202,7 +202,7 @@ class OutputProcessor:
 
     def _read(self, answer: Answer) -> None:
         answer.read()
-        # The engine knows tokens only: it is told of an end that lies in the text.
+        # The engine knows tokens only: it is told when a text has ended.
         if answer.stream.stop is not None and not answer.request.is_finished:
             self.engine.stop(answer.request.request_id)
 

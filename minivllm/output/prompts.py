@@ -1,4 +1,4 @@
-"""What may be handed in as a prompt, and the token ids it stands for.
+"""What counts as a prompt, and how it becomes token ids.
 
 Every mistake is a ValueError that names the value and the remedy. Does not handle the queue and
 the answers (see `llm`, `output.processor`). Not built in the course.

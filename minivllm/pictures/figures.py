@@ -282,7 +282,7 @@ def save_demo_figure(trace: Trace, path: str | Path) -> None:
     _require_matplotlib()
     from matplotlib.figure import Figure
 
-    # A figure of its own, not one of pyplot's: it needs no display and leaves no window open.
+    # Not one of pyplot's figures: it needs no display and leaves no window open.
     heights = [_timeline_height(trace), _grid_height(trace)]
     figure = Figure(figsize=(WIDTH, sum(heights)), dpi=DPI, layout="constrained")
     upper, lower = figure.subplots(2, 1, height_ratios=heights)
@@ -322,7 +322,7 @@ def _patch(state: str, label: str) -> Any:
 
 
 def _label_axes(ax: Axes, title: str, x: str, y: str) -> None:
-    ax.set_title(title, loc="left", fontsize=10, pad=24)  # the legend comes in between
+    ax.set_title(title, loc="left", fontsize=10, pad=24)  # room for the legend
     ax.set_xlabel(x, fontsize=9)
     ax.set_ylabel(y, fontsize=9)
     ax.tick_params(labelsize=8)

@@ -47,7 +47,7 @@ class ControlTokens:
         return value
 
     def split(self, text: str) -> list[str]:
-        """`text` cut at the control tokens: they have the odd places, the texts the even ones."""
+        """Cut `text` at its control tokens: these get the odd indices, the texts the even ones."""
         return self._tokens.split(text)
 
 
@@ -62,7 +62,7 @@ def _token_or_cut_token(token: str) -> str:
 class ChatTemplate:
     """A Jinja template and the special tokens that it may name (`bos_token`, `eos_token`, …).
 
-    `tool_source` is the template for conversations with `tools`, if that is another one.
+    `tool_source` is the template for conversations with `tools`, if it differs.
     """
 
     def __init__(
@@ -81,11 +81,12 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The conversation as the model saw conversations in training.
+        """Return the conversation as one text, in the form that the model was trained on.
 
-        `add_generation_prompt` opens the answer; `variables` are the template's own, such as
-        `{"enable_thinking": False}` or `{"tools": [...]}`. Raises ValueError for messages
-        without role or content and for a conversation that the template refuses.
+        `add_generation_prompt` appends the start of the answer; `variables` are the
+        template's own, such as `{"enable_thinking": False}` or `{"tools": [...]}`. Raises
+        ValueError for messages without role or content and for a conversation that the template
+        refuses.
         """
         none = ControlTokens(())
         return "".join(self.render_pieces(messages, add_generation_prompt, variables, none))
@@ -97,9 +98,9 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None,
         control: ControlTokens,
     ) -> list[str]:
-        """The text of `render`, cut at the template's own control tokens (odd places).
+        """Return the text of `render`, cut at the template's own control tokens (odd indices).
 
-        A control token that the caller wrote, in a message or a variable, is part of a text.
+        A control token that the caller wrote, in a message or a variable, stays part of a text.
         """
         given = {"tools": None, "documents": None, **(variables or {})}
         given["messages"] = checked_messages(messages)
@@ -127,8 +128,8 @@ class ChatTemplate:
 def read_chat_template(path: Path) -> ChatTemplate | None:
     """Return the template of the checkpoint directory `path`; None if it has none.
 
-    `chat_template.jinja` goes before `chat_template` in `tokenizer_config.json`, which is a
-    text or a list of named ones: "default", and "tool_use" for conversations with tools.
+    `chat_template.jinja` takes precedence over `chat_template` in `tokenizer_config.json`, which
+    is a text or a list of named ones: "default", and "tool_use" for conversations with tools.
     """
     file = path / "chat_template.jinja"
     config_file = path / "tokenizer_config.json"
@@ -142,7 +143,7 @@ def read_chat_template(path: Path) -> ChatTemplate | None:
     if not isinstance(named.get("default"), str):
         raise ValueError(
             f"chat_template in {config_file} has {sorted(named)} but no text named 'default'; put"
-            " the one to use into chat_template.jinja beside it"
+            " the one to use into chat_template.jinja next to it"
         )
     return ChatTemplate(named["default"], special_token_names(config), named.get("tool_use"))
 
@@ -152,7 +153,7 @@ def required_template(template: ChatTemplate | None) -> ChatTemplate:
     if template is None:
         raise ValueError(
             "the checkpoint has no chat template: pass a text to generate() in place of messages,"
-            " or put the template of the instruct model into chat_template.jinja beside its"
+            " or put the template of the instruct model into chat_template.jinja next to its"
             " tokenizer.json"
         )
     return template
@@ -172,7 +173,7 @@ def _checked_message(number: int, message: Message) -> dict[str, Any]:
     content = message.get("content")
     if isinstance(content, (list, tuple)):
         return {**message, "content": "".join(_text_of(number, part) for part in content)}
-    # An assistant's message that calls tools may be without text.
+    # An assistant's message that calls tools may have no text.
     if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
         raise ValueError(f"message {number} has no content: {shown}")
     return dict(message)

@@ -51,7 +51,7 @@ class HFTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """The number of ids: the largest one plus 1. A model's own may be padded beyond it."""
+        """The number of ids: the largest id plus 1. The model's own vocabulary may be larger."""
         return int(max(self._library.get_vocab(with_added_tokens=True).values())) + 1
 
     def encode(
@@ -63,7 +63,7 @@ class HFTokenizer:
         return list(library.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """The text of the ids; an id without a token stands for no text."""
+        """The text of the ids; an id without a token adds no text."""
         detokenizer = self.detokenizer(skip_special_tokens)
         pieces = [detokenizer.push(token_id) for token_id in token_ids]
         return "".join(pieces) + detokenizer.finish()
@@ -137,7 +137,7 @@ def rename_tokens(raw: Mapping[str, Any], names: Mapping[str, str]) -> dict[str,
 
 
 class HFDetokenizer:
-    """Turns ids into text as they come, and shows no half of a character.
+    """Turns ids into text as they arrive, and holds back incomplete characters.
 
     The text of a token may depend on the token before it: the first word of a text has no space
     in front.
@@ -150,7 +150,7 @@ class HFDetokenizer:
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
-        """The text that this token completes, which may be none."""
+        """Return the text that this token completes; it may be empty."""
         token = None if token_id in self._skipped_ids else self._tokenizer.id_to_token(token_id)
         if token is None:
             return ""
@@ -159,5 +159,5 @@ class HFDetokenizer:
         return self._characters.decode(data)
 
     def finish(self) -> str:
-        """The rest of the text: U+FFFD if the ids ended within a character, else nothing."""
+        """Return the rest of the text: U+FFFD if the ids ended within a character, else ""."""
         return self._characters.decode(b"", final=True)

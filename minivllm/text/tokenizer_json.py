@@ -20,7 +20,7 @@ FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 @dataclass(frozen=True)
 class AddedToken:
-    """A token beside the merges: it is found in a text as a whole, or not at all."""
+    """A token that merges don't produce: it is matched in the text as a whole."""
 
     content: str
     id: int
@@ -94,7 +94,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_if_present(path: Path) -> dict[str, Any]:
-    """Return the object in the file `path`; empty if there is no such file."""
+    """Return the object in the file `path`; an empty one if the file does not exist."""
     return read_json(path) if path.is_file() else {}
 
 
@@ -289,5 +289,5 @@ def _ranks(model: Mapping[str, Any], special: set[str]) -> dict[tuple[str, str],
     for left, right in ranks:
         if not {left, right, left + right} <= model["vocab"].keys():
             raise ValueError(f"merge {(left, right)} is not of tokens of the vocabulary")
-    # Text must not become a control token, not even by a merge.
+    # Ordinary text must never become a control token, not even by a merge.
     return {pair: rank for pair, rank in ranks.items() if "".join(pair) not in special}
