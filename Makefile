@@ -22,7 +22,7 @@ lessons: setup  ## write notebooks and solutions from the lessons and run the ga
 	$(BIN)/python -m course execute
 	$(BIN)/python -m course verify
 
-bench: setup  ## time the engine beside transformers
+bench: setup  ## time the engine and transformers
 	$(BIN)/python benchmarks/peers.py
 
 demo: setup  ## answer eight prompts and draw what the engine did

@@ -1,5 +1,5 @@
 """Time each Triton kernel by itself on a GPU, compared with plain torch and with what
-torch.compile makes of it.
+torch.compile does with them.
 
     python benchmarks/kernels.py
     python benchmarks/kernels.py --only rms_norm decode_attention --no-compile

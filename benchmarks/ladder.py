@@ -267,7 +267,7 @@ def settings_for(arguments: argparse.Namespace, num_rows: int) -> dict[str, Any]
 
 @contextmanager
 def engine(model: str, arguments: argparse.Namespace, **settings: Any) -> Iterator[LLM]:
-    """An engine whose memory is given back in full afterwards."""
+    """An engine whose memory is freed completely afterwards."""
     settings |= {"dtype": arguments.dtype, "device": arguments.device, "progress": False}
     with LLM(model, **(settings | dict(arguments.set))) as llm:
         yield llm

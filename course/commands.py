@@ -95,7 +95,7 @@ def update(args: Arguments) -> int:
     """Bring a new version of the course under your work.
 
     Puts your functions and the notebooks you worked in aside (.course/carry/), runs git pull, and
-    lays your functions into the new package. Such a notebook is kept as NN_name.mine.ipynb beside
+    lays your functions into the new package. Such a notebook is kept as NN_name.mine.ipynb next to
     the new one. If it is interrupted or git refuses, nothing is lost: run it again.
     Without git: unpack the new version into a folder of its own and use --from there.
     """

@@ -35,7 +35,7 @@ def update() -> Iterator[str]:
     failure = pull()
     if failure:
         yield failure
-    yield from bring_notebooks(carry, beside=not failure)
+    yield from bring_notebooks(carry, keep_new=not failure)
     yield from lay_again(carry)
 
 
@@ -44,7 +44,7 @@ def update_from(old: Path) -> Iterator[str]:
     if not (old / "minivllm").is_dir():
         raise files.CourseError(f"{old} holds no minivllm/. Name the folder of your old version.")
     yield put_aside(carry_folder(), old, functions_in(old))
-    yield from bring_notebooks(carry_folder(), beside=True)
+    yield from bring_notebooks(carry_folder(), keep_new=True)
     yield from lay_again(carry_folder())
 
 
@@ -120,11 +120,11 @@ def git(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(command, 1, "", "git is not installed")
 
 
-def bring_notebooks(carry: Path, beside: bool) -> Iterator[str]:
+def bring_notebooks(carry: Path, keep_new: bool) -> Iterator[str]:
     """Put the learner's notebooks back: next to the new ones, or where they were."""
     for path in sorted((carry / "notebooks").glob("*.ipynb")):
         target = new = files.root() / "notebooks" / path.name
-        if beside:
+        if keep_new:
             target = free_name(new.with_suffix(""))
             if new.exists():
                 merged = merge(read_notebook(path), read_notebook(new))

@@ -214,7 +214,7 @@ class Engine:
 
         A wait that breaks off leaves its flight in `flights`, to be rolled back.
         `scheduler.update(flight.output, token_ids)` returns the requests that ended, and frees
-        blocks once no step in flight writes to them; rows are given back here
+        blocks once no step in flight writes to them; rows are freed here
         (`runner.release`). `_note(flight, ended)` keeps times, logprobs and trace once the
         scheduler has taken the tokens in; `_check()` comes last.
 

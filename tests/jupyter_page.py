@@ -59,7 +59,7 @@ def wait_for(what: str, ask: Callable[[], Any]) -> Any:
 def server(tree: Path, work: Path) -> Iterator[tuple[str, str]]:
     """`jupyter lab` in a checkout, as a learner starts it; yields its address and its token.
 
-    Settings, workspaces and everything else that Jupyter keeps lie in `work`.
+    Settings, workspaces and everything else that Jupyter keeps are in `work`.
     """
     settings = work / "JUPYTERLAB_SETTINGS_DIR" / NEWS[0]
     settings.parent.mkdir(parents=True)
@@ -142,7 +142,7 @@ class Page:
         self.path = tree / notebook
         self.cells = json.loads(self.path.read_text("utf-8"))["cells"]
         self.driver.get(f"{self.address}lab/tree/{notebook}?reset&token={self.token}")
-        # The circle beside the kernel's name is empty before there is a kernel, too.
+        # The circle next to the kernel's name is empty before there is a kernel, too.
         status = "document.getElementById('jp-main-statusbar')?.textContent.includes('| Idle')"
         wait_for("idle kernel", lambda: self.ask(status))
 

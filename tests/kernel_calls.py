@@ -189,7 +189,7 @@ def attend_tile(
     block_size: int, scale: float = 1.0, head: int = 0, seen: Any = None, num_blocks: int = 3,
     before: tuple[float, float, float] = (-torch.inf, 0.0, 0.0),
 ) -> list[float]:  # fmt: skip
-    """The answers to `queries` over `keys`, which lie in the blocks of `table`.
+    """The answers to `queries` over `keys`, which are in the blocks of `table`.
 
     Queries, keys and values have one number in two dimensions: the second is 0. A second head
     and all slots that hold none of the keys are full of garbage.

@@ -1,4 +1,4 @@
-"""Every exercise, built in one kernel beside engines that live on. A script: run it on a sandbox.
+"""Every exercise, built in one kernel with engines that live on. A script: run it on a sandbox.
 
 Each build lays a version that notes its name when it runs. An engine made before it must run that
 version in its next answer, or the build must have named the engine; whatever a new engine runs, a
@@ -27,7 +27,7 @@ KINDS = {
     "ranks": {"attention_backend": "torch", "tensor_parallel_size": 2},
 }
 # What no engine on a CPU runs, and what runs it.
-BESIDE = {
+ALSO_RUN = {
     "naive.generate_tokens": (
         "from minivllm.measure.naive import naive;naive.generate_tokens(lambda text: [0.0], [1], 1)"
     ),
@@ -151,7 +151,7 @@ def drive(kernel: Kernel, name: str, reference: str) -> None:
         if f"{name} 1" in made and name not in ASKED_AGAIN:
             assert f"`first_{kind}`" in said, f"{name}: {said}"
     ran = made | expect(kernel, name, 1, said)
-    assert f"{name} 1" in ran, f"{name}: no engine runs it, and BESIDE does not name it"
+    assert f"{name} 1" in ran, f"{name}: no engine runs it, and ALSO_RUN does not name it"
     expect(kernel, name, 2, kernel.run(builds[1]))
     expect(kernel, name, None, kernel.run(f"%restore {name}"))
     expect(kernel, name, 2, kernel.run(f"%undo {name}"))
@@ -163,9 +163,9 @@ def drive(kernel: Kernel, name: str, reference: str) -> None:
 def expect(kernel: Kernel, name: str, number: int | None, said: str) -> set[str]:
     """Each living engine runs that version and no other, or `said` names it."""
     all_seen = set()
-    if name in BESIDE:
+    if name in ALSO_RUN:
         builtins.seen = set()
-        kernel.run(BESIDE[name])
+        kernel.run(ALSO_RUN[name])
         all_seen = builtins.seen
         assert all_seen == ({f"{name} {number}"} if number else set()), f"{name}: {all_seen}"
     for kind in kinds_for(name):

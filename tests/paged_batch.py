@@ -116,7 +116,7 @@ def far_memory(path: Path, count: int, dtype: torch.dtype) -> tuple[Tensor, Tens
     """Zeros around number 2^31 of a tensor that no machine has to hold: `near`, `far`.
 
     `near` is where a cache begins; `far`, `count` numbers, is what a kernel finds 2^31 numbers
-    behind it. They lie in a file with holes, which takes no room where nothing was written. What
+    behind it. They are in a file with holes, which takes no room where nothing was written. What
     lies 2^31 numbers before `near` belongs to the file as well: a kernel whose 32-bit offset wraps
     around is wrong there, and does no harm.
     """

@@ -18,7 +18,7 @@ PACKAGE = Path(minivllm.__file__).parent
 # What may import what, from the ground up. A module at the top of the package imports modules
 # above it with no larger notebook number, and the rooms its row names; a room imports what its
 # row names. Layer 1 never imports torch, and its modules do not import each other.
-# (name, layer, notebook that builds it or None, what the row allows beside)
+# (name, layer, notebook that builds it or None, what else the row allows)
 Row = tuple[str, int, int | None, str]
 MODULES: list[Row] = [
     # layer 0: the vocabulary
@@ -68,7 +68,7 @@ ROOMS: dict[str, str] = {
 }
 # `python -m minivllm`, and the lazy names of the package.
 DOORS = {"__main__": "cli assembly", "__init__": "config request trace llm"}
-MAX_MODULES = 26  # that the listing of the package shows beside its rooms
+MAX_MODULES = 26  # that the listing of the package shows besides its rooms
 
 PLACE = {name: place for place, (name, *_) in enumerate(MODULES)}
 LAYER = {name: layer for name, layer, _, _ in MODULES}
@@ -346,7 +346,7 @@ def test_public_names_have_docstrings(module):
 
 @pytest.mark.parametrize("module", modules())
 def test_bodies_are_short(module):
-    """No function is longer than a screen, unless its reason stands in LONG_BODIES."""
+    """No function is longer than a screen, unless LONG_BODIES has its reason."""
     found = {name: n for name, n in long_bodies(module).items() if name not in LONG_BODIES}
     assert not found, f"over {MAX_BODY} lines (kernels {MAX_KERNEL_BODY}), split them: {found}"
 

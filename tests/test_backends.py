@@ -160,7 +160,7 @@ def test_the_names_of_a_gpu_share_all_but_attention() -> None:
 
 
 def answers(path: Path, backend: str) -> list[list[int]]:
-    """Greedy tokens of a batch with a prefix hit, chunks of prompts and decodes beside them."""
+    """Greedy tokens of a batch with a prefix hit, chunks of prompts and decodes together."""
     settings = {"device": "auto", "dtype": "float32", "num_kv_blocks": 40, "block_size": 4}
     settings |= {"max_num_seqs": 3, "max_num_batched_tokens": 8, "max_model_len": 32}
     params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)

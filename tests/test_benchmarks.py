@@ -452,7 +452,7 @@ def test_online_writes_percentiles_for_each_rate(tmp_path, monkeypatch):
 
 
 def test_peers_writes_engines_side_by_side(tmp_path, monkeypatch, capsys):
-    """Ours beside transformers, which is always there."""
+    """Ours compared with transformers, which is always there."""
     path = tmp_path / "r.json"
     sizes = ["--batch-sizes", "2", "--prompt-tokens", "8", "--new-tokens", "3"]
     sizes += ["--prefill-tokens", "16", "--repeats", "1", "--no-ready"]

@@ -646,7 +646,7 @@ def test_all_blocks_come_back():
     request = make_request(range(10))
     manager.allocate(request, 10)
     manager.free(request)
-    assert manager.pool.num_free == 4, "all three blocks are free again: do you give back each?"
+    assert manager.pool.num_free == 4, "all three blocks are free again: do you free each?"
     assert manager.pool.ref_counts == [0, 0, 0, 0], "it was the only owner: they have none now"
 
 
@@ -686,7 +686,7 @@ def test_freeing_twice_gives_back_once():
     error = error_of(manager.free, request)
     assert error is None, "the table is empty, so there is nothing to do"
     assert manager.pool.ref_counts == [0, 0, 0, 0], (
-        "given back once more than owned: is the table emptied?"
+        "freed once more than owned: is the table emptied?"
     )
 
 

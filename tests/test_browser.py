@@ -26,7 +26,7 @@ GENERATE_TOKENS, BLOCKS_FOR = "naive-generate_tokens", "block_manager-blocks_for
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
-    """A checkout of its own, and in the cache beside it a small model in the place of the real."""
+    """A checkout of its own, and in the cache next to it a small model in the place of the real."""
     folder = make_checkout(tmp_path_factory.mktemp("browser") / "minivllm")
     model = BUILTIN_MODELS[0]
     path = make_checkpoint(folder.parent / "cache" / model.name, max_position_embeddings=2048)

@@ -56,7 +56,7 @@ def tiny_model(folder):
 
 
 class Steps:
-    """Stand-ins for pip and for the conversion that keep a log beside the cache."""
+    """Stand-ins for pip and for the conversion that keep a log next to the cache."""
 
     def __init__(self, folder, *, seconds=0.0):
         self.folder, self.seconds = folder, seconds

@@ -213,16 +213,16 @@ def test_config_says_what_the_file_says(tiny):
 
 
 def test_config_equals_that_of_transformers_own_reader(tiny):
-    """Whatever their reader finds in the file stands in our config.json."""
+    """Whatever their reader finds in the file is in our config.json."""
     from transformers import AutoConfig
 
     ours = AutoConfig.from_pretrained(tiny[1]).to_dict()
     theirs = AutoConfig.from_pretrained(tiny[0].parent, gguf_file=tiny[0].name).to_dict()
     assert theirs.pop("rms_norm_eps") == pytest.approx(ours.pop("rms_norm_eps"), rel=1e-6)
     # Where the files came from, what ran, and what only one of both formats says.
-    beside = {"_name_or_path", "_model_name_or_path", "architectures", "dtype", "torch_dtype"}
-    beside |= {"tie_word_embeddings", "unk_token_id", "transformers_version"}
-    keys = (ours.keys() | theirs.keys()) - beside
+    extra = {"_name_or_path", "_model_name_or_path", "architectures", "dtype", "torch_dtype"}
+    extra |= {"tie_word_embeddings", "unk_token_id", "transformers_version"}
+    keys = (ours.keys() | theirs.keys()) - extra
     assert {k: ours.get(k) for k in keys} == {k: theirs.get(k) for k in keys}
 
 

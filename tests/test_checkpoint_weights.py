@@ -155,7 +155,7 @@ def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
     [{}, {"weight_map": {}}, {"weight_map": ["a"]}, {"weight_map": {"a": 1}}],
 )
 def test_a_broken_index_is_refused_by_name(tmp_path: Path, index: dict[str, Any]) -> None:
-    """No map, an empty one, a list, and a file that is no name."""
+    """No map, an empty one, a list, and a file name that is not a string."""
     save(tmp_path, tensors()).joinpath("model.safetensors").unlink()
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ValueError, match=r"index\.json has no weight_map"):
@@ -163,7 +163,7 @@ def test_a_broken_index_is_refused_by_name(tmp_path: Path, index: dict[str, Any]
 
 
 def test_an_index_never_leads_out_of_its_directory(tmp_path: Path) -> None:
-    """A shard lies beside its index, and nowhere else."""
+    """A shard lies next to its index, and nowhere else."""
     inside, outside = tmp_path / "model", tmp_path / "secret.safetensors"
     inside.mkdir()
     save(inside, tensors()).joinpath("model.safetensors").rename(outside)
@@ -270,7 +270,7 @@ def test_stored_rope_frequencies_are_ignored(tmp_path: Path) -> None:
 
 
 def test_a_cut_file_is_refused_by_name(tmp_path: Path) -> None:
-    """Half a download is no checkpoint."""
+    """Half a download is not a checkpoint."""
     file = save(tmp_path, tensors()) / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-8])
     with pytest.raises(ValueError, match=r"model\.safetensors is damaged"):

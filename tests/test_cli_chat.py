@@ -292,7 +292,7 @@ def test_help_names_every_command():
 
 
 def test_quit_leaves():
-    """What stands behind it is not read."""
+    """Text after it is not read."""
     session, _ = talk(FakeLLM(["a"]), "x", "/quit", "y")
     assert session.turns == [("x", "a")]
 

@@ -154,7 +154,7 @@ def test_an_engine_that_does_not_load_is_not_ok(monkeypatch, said, remedy):
 
 
 def test_the_installed_minivllm_is_compared_with_this_one(monkeypatch):
-    """Absent, elsewhere, or here; and the course lies beside it."""
+    """Absent, elsewhere, or here; and the course lies next to it."""
     runs = [(1, ""), (0, "/old/clone/minivllm\n"), (0, f"{ROOT / 'minivllm'}\n")]
     states = []
     for code, out in runs:

@@ -128,7 +128,7 @@ def test_replace_checks_again():
 
 
 def test_checks_say_what_is_allowed():
-    """Name, value and limit stand in every message."""
+    """Name, value and limit are in every message."""
     with pytest.raises(ValueError, match="n=0 must be a whole number of at least 1$"):
         require_int("n", 0, 1)
     with pytest.raises(ValueError, match="n=9 must be a whole number from 1 to 8$"):

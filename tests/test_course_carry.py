@@ -1,5 +1,5 @@
 """A learner in the middle of the course, in the old layout (one flat folder of modules), is carried
-over to the new one, where modules stand in rooms."""
+over to the new one, where modules are in rooms."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ MINE = ".mine.ipynb"
 
 @pytest.fixture
 def origin(tmp_path):
-    """The old version: figures.py lies beside the exercises."""
+    """The old version: figures.py lies next to the exercises."""
     folder = make_toy(tmp_path / "origin", lesson=LESSON.replace(IMPORT, f"{IMPORT}\n{OLD}"))
     (folder / "minivllm/figures.py").write_text(FIGURES)
     course(folder, "build")

@@ -271,7 +271,7 @@ def test_another_package_is_refused(tree):  # noqa: F811
 
 
 def test_every_collected_test_must_have_passed(tree):  # noqa: F811
-    """A report with a gap, without an end, or of nothing is no pass."""
+    """A report with a gap, without an end, or of nothing is not a pass."""
     events = check.run_tests(BLOCKS_FOR, tree)
     kinds = [event["event"] for event in events]
     assert kinds == ["collected"] + ["start", "pass"] * 3 + ["done", "end"]

@@ -161,7 +161,7 @@ def publish(toy, package: str) -> None:
 
 
 def test_update_brings_a_new_version_under_the_learners_work(toy, clone):
-    """Functions are laid into the new package, the notebook is kept beside the new one."""
+    """Functions are laid into the new package, the notebook is kept next to the new one."""
     publish(toy, PACKAGE.replace('"""Boxes of a shelf."""', '"""Boxes, better than before."""'))
     text = course(clone, "update")
     assert "Your code runs in this version: boxes.boxes_for, boxes.Shelf.give" in text
@@ -199,7 +199,7 @@ def test_update_that_git_refuses_leaves_everything_as_it_was(toy, clone):
 
 
 def test_update_goes_on_after_it_was_stopped_half_way(toy, clone):
-    """Stopped when all is put aside and taken out, before the new version came."""
+    """Stopped when all is put aside and removed, before the new version came."""
     publish(toy, PACKAGE.replace('"""Boxes of a shelf."""', '"""Boxes, better than before."""'))
     script = (
         "from course import update\n"

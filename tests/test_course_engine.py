@@ -59,7 +59,7 @@ def run(folder, *command):
 
 
 def test_an_engine_that_is_the_learners_alone(tree, tmp_path):
-    """Every exercise is taken out and written again: a fresh process runs on that, and says so."""
+    """Every exercise is removed and written again: a fresh process runs on that, and says so."""
     (tree / "told.py").write_text(FRESH.format(model=str(make_checkpoint(tmp_path / "model"))))
     borrowed = run(tree, "-m", "told")
     run(tree, "-m", "course", "empty")
@@ -120,7 +120,7 @@ def test_a_race_runs_all_engines_on_the_same_work(tmp_path, monkeypatch):
 
 
 def test_a_racer_that_dies_is_an_error(tmp_path, monkeypatch):
-    """With what to do, instead of waiting for ever."""
+    """With what to do, instead of waiting forever."""
     monkeypatch.setattr(race, "find_spec", lambda name: None)
     with pytest.raises(files.CourseError, match="ended before it answered"):
         race.race({"model_path": str(tmp_path), "max_batch": 1, "max_len": 8}, [[1]], 1)

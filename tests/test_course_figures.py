@@ -18,7 +18,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 
 
 def make_trace():
-    """a: prefill, decode, preempted; b beside it; one block is cached at the end."""
+    """a: prefill, decode, preempted; b at the same time; one block is cached at the end."""
     steps = [
         ([ChunkTrace("a", 0, 6, False, True)], {"a": (0, 1)}, (), ()),
         ([ChunkTrace("a", 6, 1, True, True)], {"a": (0, 1), "b": (0, 2)}, (), ()),
@@ -80,7 +80,7 @@ def test_a_picture_fits_the_page_and_is_described(name):
     ],
 )
 def test_the_words_hold_the_numbers(name, words):
-    """What the image shows stands in its text."""
+    """The text says what the image shows."""
     assert words in PICTURES[name]().alt
 
 

@@ -43,7 +43,7 @@ def shown(monkeypatch):
 
 
 def test_alt_text_is_escaped():
-    """Quotes and all: it stands in a tag."""
+    """Quotes and all: it is in a tag."""
     data = common.Picture(b"png", 'a "b" <c>')._repr_mimebundle_()
     assert data["text/html"].endswith(' alt="a &quot;b&quot; &lt;c&gt;">')
     assert data["text/plain"] == 'a "b" <c>'

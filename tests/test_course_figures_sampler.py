@@ -45,7 +45,7 @@ def test_a_picture_fits_the_page_and_is_described(name):
     ],
 )
 def test_the_words_hold_the_numbers(name, words):
-    """What the image shows stands in its text."""
+    """The text says what the image shows."""
     assert words in PICTURES[name]().alt
 
 

@@ -21,7 +21,7 @@ def make_trace(*steps):
     return trace
 
 
-# Two prompts; tokens alone; a third prompt beside them; tokens alone.
+# Two prompts; tokens alone; a third prompt at the same time; tokens alone.
 TRACE = make_trace(
     (0.2, [False, False]),
     (0.23, [True, True]),

@@ -205,7 +205,7 @@ def test_gate_6_sees_answers_dead_links_and_pictures_without_words(tmp_path):
     ],
 )
 def test_text_is_read_for_links_and_pictures(tmp_path, text, num_problems):
-    """Code is no text; other sites are not ours to know."""
+    """Code is not text; other sites are not checked."""
     (tmp_path / "here.md").touch()
     assert len(list(gates_pages.text_problems(text, tmp_path / "page.md"))) == num_problems
 

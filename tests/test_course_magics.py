@@ -451,7 +451,7 @@ def test_a_failure_is_shown_and_the_notebook_goes_on(kernel):
 
 
 def test_under_pytest_a_failure_is_raised(kernel, monkeypatch):
-    """nbval must see it; a hole in a build cell alone is no failure."""
+    """nbval must see it; a hole in a build cell alone is not a failure."""
     monkeypatch.setenv("MINIVLLM_COURSE_STRICT", "1")
     with pytest.raises(files.OpenExercise, match="still borrowed"):
         kernel.run("%check blocks_for")
@@ -497,7 +497,7 @@ def test_undo_says_if_its_version_was_there_already(kernel):
 
 
 def test_restore_all_gives_the_package_back(kernel):
-    """Every exercise, also those taken out for an editor."""
+    """Every exercise, also those removed for an editor."""
     before = module_text()
     assert kernel.run("%restore --all") == "Nothing to restore: every exercise is ours."
     kernel.run(MINE)

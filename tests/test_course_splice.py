@@ -1,4 +1,4 @@
-"""Splicing: definitions are taken out and put back, and all else stays byte for byte."""
+"""Splicing: definitions are removed and put back, and all else stays byte for byte."""
 
 import ast
 import importlib.util

@@ -191,7 +191,7 @@ def test_an_mlp_of_packed_products_is_one_call() -> None:
 
 def test_a_step_reads_packed_weights_as_they_are_packed() -> None:
     """Half a byte a weight, and eight bytes for each group of 32; norms in float32. The embedding
-    table beside a packed output layer is not read."""
+    table next to a packed output layer is not read."""
     config = replace(TINY, qkv_bias=False, o_bias=False, vocab_size=128, intermediate_size=64)
     plain = coded_model(config=config)
     numbers = sum(parameter.numel() for parameter in plain.parameters())

@@ -24,7 +24,7 @@ BLOCK_SIZE, PADDING_BLOCK = 4, 30
 
 @pytest.fixture
 def graphs() -> StepGraphs:
-    """Buckets of 8 and 16 tokens for rows of 40, four of them, beside those of decodes."""
+    """Buckets of 8 and 16 tokens for rows of 40, four of them, next to those of decodes."""
     prompts = PromptBuckets(4, 40, CPU)
     prompts.sizes = [8, 16]
     empty = [0] * (NUM_CHUNKS - 1)

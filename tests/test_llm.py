@@ -72,7 +72,7 @@ def test_answers_come_in_the_order_of_the_prompts(llm):
 
 
 def test_no_prompts_give_no_answers(llm):
-    """An empty batch is no mistake."""
+    """An empty batch is not a mistake."""
     assert generate(llm, []) == []
 
 

@@ -258,7 +258,7 @@ def test_rope_without_scaling():
 
 
 def test_rope_forms_of_old_and_new_checkpoints_agree():
-    """`rope_scaling` beside `rope_theta`, or everything in `rope_parameters`."""
+    """`rope_scaling` next to `rope_theta`, or everything in `rope_parameters`."""
     llama3 = {
         "rope_type": "llama3",
         "factor": 8.0,
@@ -279,7 +279,7 @@ def test_rope_linear_in_its_oldest_form():
 
 
 def test_rope_knows_how_long_the_model_was_before():
-    """Said inside the scaling, or beside it, or else the model's own length."""
+    """Said inside the scaling, or next to it, or else the model's own length."""
     llama3 = {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4}
     name = "original_max_position_embeddings"
     assert read(rope_scaling={**llama3, name: 512}).rope.original_max_position == 512

@@ -82,7 +82,7 @@ def test_preempted_request_waits_and_may_find_its_blocks():
 
 
 def test_cached_prefix_is_a_hit_once():
-    """The second chunk of a prompt goes on where the first ended: that is no second hit."""
+    """The second chunk of a prompt goes on where the first ended: that is not a second hit."""
     steps = [step(0, 1, 2, chunk("a", 4, 4)), step(1, 2, 3, chunk("a", 8, 4))]
     assert request_rows(trace(*steps))["a"].cache_hits == [(1, 4)]
     cold = [step(0, 1, 2, chunk("a", 0, 4)), step(1, 2, 3, chunk("a", 4, 4))]

@@ -321,7 +321,7 @@ def test_a_refused_request_holds_no_memory():
     scheduler = make_scheduler(memory=Store(50, known=16))
     running(scheduler, "old", 40)
     request = make_request("a", 30)
-    assert scheduler.admit(request) is False, "30 more tokens don't fit beside 40 of 50: refused?"
+    assert scheduler.admit(request) is False, "30 more tokens don't fit next to 40 of 50: refused?"
     assert scheduler.memory.tokens_of == {"old": 40}, (
         "a refused request still holds what reuse_prefix gave it: who frees that?"
     )
@@ -340,9 +340,9 @@ def test_a_new_request_leaves_the_watermark_to_running_requests():
     scheduler = make_scheduler(memory=Store(100, reserve=10))
     running(scheduler, "old", 20)
     assert not scheduler.admit(make_request("a", 71)), (
-        "71 tokens beside 20 of 100 leave 9, the watermark is 10: does allocate know to keep it?"
+        "71 tokens next to 20 of 100 leave 9, the watermark is 10: does allocate know to keep it?"
     )
-    assert scheduler.admit(make_request("b", 70)), "70 beside 20 of 100 leave exactly the watermark"
+    assert scheduler.admit(make_request("b", 70)), "70 next to 20 of 100 leave just the watermark"
 
 
 @pytest.mark.exercise("scheduler.Scheduler.admit")

@@ -175,7 +175,7 @@ def test_text_never_becomes_a_special_token(kind, parts):
 @given(parts=st.lists(st.sampled_from(["<|im_end|>", "<|im_", "end|>", "<", "</s>", "dog", " "])))
 @settings(deadline=None, max_examples=80)
 def test_no_message_writes_a_special_token(kind, parts):
-    """What stands in a message is text; the words around it are encoded as without it."""
+    """Any text in a message is text; the words around it are encoded as without it."""
     tokenizer, _ = both(kind)
     content = "".join(parts)
     ids = tokenizer.apply_chat_template([{"role": "user", "content": content}], False)

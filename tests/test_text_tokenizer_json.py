@@ -146,7 +146,7 @@ def places_in(value, depth=3):
 
 @pytest.mark.parametrize("kind", ["qwen", "llama2"])
 def test_damaged_files_are_refused_or_read(tmp_path, kind):
-    """Whatever stands in a place that we read, there is no other error than ValueError."""
+    """Whatever value a field that we read has, the only error is ValueError."""
     config = {**DECLARED, "eos_token": "<|im_end|>", "chat_template": vocabularies.CHATML}
     files = {"tokenizer.json": vocabularies.raw(kind), "tokenizer_config.json": config}
     outcomes = set()

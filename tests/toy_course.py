@@ -49,7 +49,7 @@ def pack(shelf: Shelf, num_things: int) -> list[int]:
 LESSON = """\
 # 01 · Boxes
 
-The whole lies in [the package](../minivllm/boxes.py).
+The whole module is in [the package](../minivllm/boxes.py).
 
 ```python
 %load_ext course

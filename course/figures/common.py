@@ -2,7 +2,7 @@
 
 A function that draws returns a `Picture`, which a notebook shows and stores together with its
 alt text. Colours and sizes are those of `minivllm.pictures.figures`; every state has a label, a
-hatch, a marker or a height beside its colour. The pictures of a chapter are next to this file;
+hatch, a marker or a height next to its colour. The pictures of a chapter are next to this file;
 none of them computes: the cell above does that, with the learner's code.
 """
 

@@ -75,7 +75,7 @@ def gains(results: Sequence[Result]) -> Picture:
         f"{name}: {'; '.join(_panel(ax, name, rows))}"
         for ax, (name, rows) in zip(panels[:, 0], models.items(), strict=True)
     ]
-    # The panels share the axis, and the longest bar may lie in any of them.
+    # The panels share the axis, and the longest bar may be in any of them.
     panels[0, 0].set_xlim(0, 1.2 * max(ax.dataLim.x1 for ax in panels[:, 0]))
     panels[-1, 0].set_xlabel("speed, as a multiple of that on one GPU", fontsize=9)
     line = mark("one GPU", linestyle="-", linewidth=1.5)

@@ -55,8 +55,8 @@ def waits(trace: Trace, lines: Mapping[str, float]) -> Picture:
         if any(decoding):
             kinds[not all(decoding)].append((step.index, 1e3 * (step.end - before.end)))
     looks = {True: ("prefill", "step with a prompt"), False: ("decode", "decode only")}
-    for beside, (state, text) in looks.items():
-        ax.plot(*zip(*kinds[beside]), label=text, **look(state))
+    for kind, (state, text) in looks.items():
+        ax.plot(*zip(*kinds[kind]), label=text, **look(state))
     for place, (name, seconds) in enumerate(lines.items()):
         ax.axhline(1e3 * seconds, color=INK, linestyle="--", linewidth=1, zorder=1)
         at = (0.99 - 0.12 * place, 1e3 * seconds)

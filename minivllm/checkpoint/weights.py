@@ -73,7 +73,7 @@ def load_model(
     """A `CausalLM` of `dtype` on `device`, filled from the safetensors in the directory `path`.
 
     `max_len` is the number of positions it can run, `ops` does its arithmetic, `take` reads what
-    it needs of each tensor, `progress` draws a bar on stderr. Beside the model, memory holds
+    it needs of each tensor, `progress` draws a bar on stderr. Besides the model, memory holds
     about one tensor of the checkpoint at a time.
     Raises ValueError, naming the tensors, if the checkpoint lacks one, has one too many, or
     has one of another shape than `config` says.

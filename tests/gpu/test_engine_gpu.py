@@ -144,7 +144,7 @@ def test_a_sampled_run_is_the_same_overlapped_and_with_graphs(checkpoint, backen
     ids=str,
 )
 def test_rows_that_ask_for_more_get_it_with_graphs(checkpoint, backend, asked):
-    """Beside greedy and random rows that do not ask, which stay as they would be alone."""
+    """Next to greedy and random rows that do not ask, which stay as they would be alone."""
     plain = {"max_tokens": 12, "ignore_eos": True, "seed": 3}
     params = [
         SamplingParams(**plain, **({"temperature": 1.0} | asked)),
@@ -200,7 +200,7 @@ def test_a_request_that_reaches_max_model_len_ends_with_length(checkpoint, backe
 @pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
 def test_nothing_is_compiled_once_the_engine_has_run(checkpoint, monkeypatch, enforce_eager):
     """After a first run, eager ones over every batch size: then others, of other lengths, with
-    every batch size from 64 down to 1, prompts beside decodes, and requests that come back."""
+    every batch size from 64 down to 1, prompts with decodes, and requests that come back."""
     import triton
 
     compiled = []
@@ -228,7 +228,7 @@ def test_nothing_is_compiled_once_the_engine_has_run(checkpoint, monkeypatch, en
         assert compiled == []
 
 
-# -- memory, and engines beside each other --
+# -- memory, and several engines in a process --
 
 
 @pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
@@ -291,7 +291,7 @@ SIZES = {
 
 
 def make_oracle(family, path):
-    """A random model of transformers, saved in `path` with a tokenizer beside it."""
+    """A random model of transformers, saved in `path` with a tokenizer next to it."""
     transformers = pytest.importorskip("transformers", reason="the oracle of this test")
     make_checkpoint(path)
     torch.manual_seed(0)
@@ -341,7 +341,7 @@ def test_teacher_forced_logits_are_those_of_transformers(
     tmp_path, monkeypatch, family, backend, enforce_eager
 ):
     """In bfloat16 no further from float64 than transformers is, up to a fifth; in float32 equal.
-    Prompts in chunks beside decodes, then decodes alone."""
+    Prompts in chunks together with decodes, then decodes alone."""
     path = tmp_path / "model"
     oracle = make_oracle(family, path)
     make = torch.Generator().manual_seed(1)
@@ -389,7 +389,7 @@ def test_without_bfloat16_the_engine_computes_in_float16(checkpoint, monkeypatch
 def test_short_prompts_are_replayed_and_give_the_tokens_of_the_eager_engine(
     checkpoint, monkeypatch
 ):
-    """Of lengths around a bucket, alone and many at once, with prefix hits, beside decodes."""
+    """Of lengths around a bucket, alone and many at once, with prefix hits, with decodes."""
     texts = ["ab" * 31 + "c", "ab" * 32, "ab" * 32 + "c", "q", "ab" * 50, "xyz" * 33]
     settings = {"num_kv_blocks": 400, "max_num_seqs": 20}
     filled = []

@@ -40,7 +40,7 @@ MIXES = {  # key lengths, query lengths, number of decodes
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(9, 3), (16, 8), (4, 4)])
 def test_it_gives_the_attention_of_the_paged_cache(mix, head_dim, num_heads, num_kv_heads):
-    """In bfloat16, beside the exact answer."""
+    """In bfloat16, compared with the exact answer."""
     lens, query_lens, num_decodes = MIXES[mix]
     kind = {"block_size": PAGE, "dtype": torch.bfloat16, "device": "cuda"}
     batch = PagedBatch(lens, num_kv_heads, head_dim, **kind)
