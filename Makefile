@@ -1,11 +1,11 @@
 # `make` prints this list. Every target is one command that also works without make.
 .DEFAULT_GOAL := help
-.PHONY: help setup learn lessons bench demo test lint format check clean
+.PHONY: help setup learn lessons bench demo test coverage lint format check clean
 
 BIN := .venv/bin
 
 help:  ## print this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(BIN)/minivllm: pyproject.toml
 	python3 -m venv .venv
@@ -31,9 +31,14 @@ demo: setup  ## answer eight prompts and draw what the engine did
 test: setup  ## the tests that a laptop runs
 	$(BIN)/python -m pytest --nbval
 
-lint: setup  ## ruff and mypy
+coverage: setup  ## which lines the quick tests reach
+	$(BIN)/python -m pytest tests -n 2 --cov=minivllm \
+		-m "not (long or course or slow or gpu or browser)"
+
+lint: setup  ## ruff, codespell and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
 	$(BIN)/mypy
 
 format: setup  ## repair what ruff can repair
