@@ -4,7 +4,7 @@
 
 Writes each picture that is named in a `<!-- plot: FILE -->` of the page, and puts it, with its text
 for those who do not see it, between there and the next `<!-- end of plot -->`. docs/throughput.svg
-has the files that the page's tables name: the first with one engine, and the first with several.
+has the engines of results/peers, and the first file with several engines that the page names.
 docs/several_gpus.svg has the runs of `tensor_parallel.py` on GPUs. SVG by hand: the same bytes on
 every machine.
 """
@@ -12,6 +12,7 @@ every machine.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +30,7 @@ from minivllm.pictures.figures import PALETTE
 PLACE = re.compile(
     r"(?P<begin><!-- plot: (?P<file>\S+) -->\n).*?(?P<end><!-- end of plot -->)", re.DOTALL
 )
-BATCH = re.compile(r"batch (\d+) x ")
+BATCH = re.compile(r"batch \d+ x ")
 
 WIDTH = 700  # pixels, as everything below
 HEIGHT = 250
@@ -56,17 +57,29 @@ class Panel:
 
 
 def panel_of(results: Results) -> Panel:
-    """The bars of a file: of one engine all batches and the mixed workload by output tokens, of
-    several the batches by decoded tokens."""
-    engines = tuple(dict.fromkeys(str(r.get("engine", "minivllm")) for r in results))
-    name = "output_tokens_per_s" if len(engines) == 1 else "decode_tokens_per_s"
+    """The bars of a file with several engines: the decoded tokens of each batch."""
+    engines = tuple(dict.fromkeys(str(r["engine"]) for r in results))
     rows = []
     for workload in dict.fromkeys(str(r["workload"]) for r in results):
-        speeds = tuple(float(r.get(name) or 0) for r in results if r["workload"] == workload)
-        if (label := label_of(workload)) and len(speeds) == len(engines):
-            rows.append((label, speeds))
-    kind = "output" if len(engines) == 1 else "decoded"
-    return new_panel(results[0], kind, engines, sorted(rows, key=lambda row: row[0] == "mixed"))
+        same = [r for r in results if r["workload"] == workload]
+        speeds = tuple(float(r.get("decode_tokens_per_s") or 0) for r in same)
+        if BATCH.match(workload) and len(speeds) == len(engines):
+            rows.append((batch_of(workload), speeds))
+    return new_panel(results[0], engines, rows)
+
+
+def peers_panel(peers: Mapping[str, Any]) -> Panel:
+    """The bars of a file of results/peers: for each engine the middle of its runs."""
+    engines = peers["engines"]
+    dates = sorted(one["date"] for one in engines)
+    versions = ", ".join(f"{one['engine']} {one['version']}" for one in engines if "version" in one)
+    return Panel(
+        f"{peers['machine']}, nano-vllm's benchmark, {peers['dtype']}",
+        "output tokens per second, 256 requests",
+        ("output",),
+        tuple((one["engine"], (sum(one["output_tokens_per_s"]) / 2,)) for one in engines),
+        f"{versions}; {dates[0]} to {dates[-1]}",
+    )
 
 
 def ranks_panel(results: Results) -> Panel:
@@ -76,33 +89,31 @@ def ranks_panel(results: Results) -> Panel:
     most = max(result["tensor_parallel_size"] for result in chosen)
     rows: dict[str, dict[int, float]] = {}
     for result in chosen:
-        speeds = rows.setdefault(str(label_of(result["workload"])), {})
+        speeds = rows.setdefault(batch_of(result["workload"]), {})
         speeds[result["tensor_parallel_size"]] = max(result["decode_tokens_per_s_all"])
     both = [(label, (speeds[1], speeds[most])) for label, speeds in rows.items()]
-    return new_panel(chosen[0], "decoded", ("1 GPU", f"{most} GPUs"), both)
+    return new_panel(chosen[0], ("1 GPU", f"{most} GPUs"), both)
 
 
 def new_panel(
     one: Mapping[str, Any],
-    kind: str,
     series: tuple[str, ...],
     rows: Sequence[tuple[str, tuple[float, ...]]],
 ) -> Panel:
     """A panel with these bars, of the run that `one` is a result of."""
     torch = str(one["versions"]["torch"]).partition("+")[0]
     return Panel(
-        f"{one['model']}, {one['dtype']}",
-        f"{kind} tokens per second, by requests at a time",
+        f"{'CPU, ' if one['device'] == 'cpu' else ''}{one['model']}, {one['dtype']}",
+        "decoded tokens per second, by requests at a time",
         series,
         tuple(rows),
         f"{one.get('machine', one['device'])}; torch {torch}, {one['date']}",
     )
 
 
-def label_of(workload: str) -> str | None:
-    """ "batch 8 x 512 in, 256 out" -> "8"; requests of random lengths -> "mixed"; others none."""
-    found = BATCH.match(workload)
-    return found[1] if found else "mixed" if workload.startswith("mixed") else None
+def batch_of(workload: str) -> str:
+    """ "batch 8 x 512 in, 256 out" -> "8"."""
+    return workload.split()[1]
 
 
 # -- drawing -----------------------------------------------------------------------------------
@@ -205,11 +216,12 @@ def alt_text(panels: Sequence[Panel]) -> str:
 
 
 def throughput(page: str, root: Path) -> list[Panel]:
-    """What the page's tables of results have: one engine alone, engines compared."""
+    """The engines of the latest file of results/peers on a GPU; the page's own on a CPU."""
+    latest = max((root / "benchmarks" / "results" / "peers").glob("*.json"))
+    peers = peers_panel(json.loads(latest.read_text(encoding="utf-8")))
     names = (match["file"] for match in readme_table.PLACE.finditer(page))
-    panels = [panel_of(bench_results.load_results(root / name)) for name in names]
-    alone = next(panel for panel in panels if len(panel.series) == 1)
-    return [alone, next(panel for panel in panels if len(panel.series) > 1)]
+    files = [bench_results.load_results(root / name) for name in names]
+    return [peers, panel_of(next(file for file in files if len({r["engine"] for r in file}) > 1))]
 
 
 def several_gpus(page: str, root: Path) -> list[Panel]:
