@@ -12,6 +12,7 @@ import dis
 import functools
 import inspect
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Collection
@@ -39,18 +40,20 @@ from course.needs import lacking
 from course.progress import progress_map
 from course.signatures import signature_fault
 
+GREEN, RED, PLAIN = "\x1b[32m", "\x1b[31m", "\x1b[0m"
+
 
 def shown(magic: Callable[..., None]) -> Callable[..., None]:
     """Print our errors instead of raising them, unless pytest runs the notebook."""
 
     @functools.wraps(magic)
-    def run(*arguments: Any) -> None:
+    def run(course: Course, *arguments: Any) -> None:
         try:
-            magic(*arguments)
+            magic(course, *arguments)
         except CourseError as error:
             if os.environ.get("MINIVLLM_COURSE_STRICT") == "1":
                 raise
-            print(error)
+            course.say(str(error))
 
     return run
 
@@ -124,7 +127,7 @@ class Course(Magics):
         """%check NAME...: run its tests on the code in the package."""
         for name in _names(line, "%check"):
             self._say_if_not_built(name)
-            print(verdict.check(name))
+            self.say(verdict.check(name))
 
     @line_magic
     @shown
@@ -162,6 +165,13 @@ class Course(Magics):
     def progress(self, line: str) -> None:
         """%progress: which exercises are yours."""
         print(progress_map(states()))
+
+    def say(self, text: str) -> None:
+        """Print a text; in a notebook, lines with a mark are green or red."""
+        if hasattr(self.shell, "kernel"):
+            text = re.sub("^✓.*", rf"{GREEN}\g<0>{PLAIN}", text, flags=re.MULTILINE)
+            text = re.sub("^✗.*", rf"{RED}\g<0>{PLAIN}", text, flags=re.MULTILINE)
+        print(text)
 
     def _write(self, sources: dict[str, str], mine: bool = True) -> None:
         """Lay definitions and import them; what cannot be imported is removed again."""

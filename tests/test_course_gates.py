@@ -1,6 +1,7 @@
 """Each gate holds for a sound course, and a planted fault of its kind makes it fail."""
 
 import os
+import re
 import shutil
 import zipfile
 
@@ -248,7 +249,7 @@ def test_gate_7_sees_a_wheel_with_more_or_less_in_it(tmp_path):
     [
         ("- -e .[course]", "- -e .", "by the line: - -e .[course]"),
         ("python=3.12", "python=3.9", "requires-python"),
-        ("  - pip\n", "  - pip\n  - numpy\n", "in pyproject.toml alone"),
+        ("  - pip\n", "  - pip\n  - numpy\n", "in pyproject.toml only"),
     ],
 )
 def test_gate_7_sees_an_environment_that_disagrees(tmp_path, monkeypatch, old, new, words):
@@ -259,6 +260,21 @@ def test_gate_7_sees_an_environment_that_disagrees(tmp_path, monkeypatch, old, n
     path.write_text(path.read_text("utf-8").replace(old, new), "utf-8")
     monkeypatch.setattr(files, "HOME", tmp_path)
     assert words in "\n".join(gates_wheel.environment_problems())
+
+
+def test_a_hosted_notebook_gets_what_the_course_needs_except_jupyter():
+    """The extras name the same requirements with the same bounds."""
+    text = (files.HOME / "pyproject.toml").read_text("utf-8")
+    extras = {
+        name: set(
+            re.findall(r'"([^"]+)"', re.search(rf"^{name} = \[(.*?)^\]", text, re.M | re.S)[1])
+        )
+        for name in ("course", "hosted")
+    }
+    left = extras["course"] - extras["hosted"]
+    assert extras["hosted"] <= extras["course"]
+    names = {re.split("[>=]", requirement)[0] for requirement in left}
+    assert names == {"jupyterlab", "jupytext", "nbclient", "nbval", "pytest-xdist"}
 
 
 def test_the_checkout_on_the_path_makes_the_course_importable(tmp_path):

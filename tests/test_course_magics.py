@@ -612,3 +612,16 @@ def test_undefined_names_are_found_in_every_form_of_function(kernel):
     kernel.run("pass")
     importlib.import_module("minivllm.block_manager")
     assert magics.undefined_names(f"{POOL}.num_free") == ["missing"]
+
+
+def test_marks_are_coloured_in_a_notebook_and_nowhere_else(kernel):
+    """JupyterLab shows the codes as colours; a log would show them as they are."""
+    kernel.run(MINE.replace("+ 15", "+ 99"))
+    assert "\x1b" not in kernel.run("%check blocks_for")
+    kernel.shell.kernel = object()  # what the shell of a notebook has
+    try:
+        assert kernel.run("%check blocks_for").startswith("\x1b[31m✗ blocks_for: ")
+        kernel.run(MINE)
+        assert kernel.run("%check blocks_for").startswith("\x1b[32m✓ blocks_for: ")
+    finally:
+        del kernel.shell.kernel
