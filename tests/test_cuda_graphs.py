@@ -46,7 +46,7 @@ def error_of(function, *args):
 
 
 def test_buckets_cover_every_batch():
-    """Also where `max_num_seqs` is no multiple of the step; ascending, none twice."""
+    """Also where `max_num_seqs` isn't a multiple of the step; ascending, none twice."""
     for max_num_seqs in range(1, 200):
         buckets = bucket_sizes(max_num_seqs)
         assert buckets == sorted(set(buckets)) and buckets[-1] == max_num_seqs
@@ -58,7 +58,7 @@ def test_buckets_cover_every_batch():
 
 @pytest.mark.exercise("cuda_graphs.bucket_sizes")
 def test_the_largest_batch_has_its_graph():
-    """Also where it is no multiple of 8."""
+    """Also where it isn't a multiple of 8."""
     assert bucket_sizes(20) == [1, 2, 4, 8, 16, 20], (
         "17 to 20 requests need a graph too: does the list end with max_num_seqs, whatever it is?"
     )
@@ -110,7 +110,7 @@ def test_a_filled_plan_ends_in_padding():
     assert rows[:2] == [5, 3], "the graph reads rows 5 and 3 from its own plan: are they there?"
     assert starts[:2] == [17, 4], "row 5 decodes position 17: are the starts copied as well?"
     assert rows[2:] == [9, 9], "two places are left over: do they name the padding row?"
-    assert starts[2:] == [0, 0], "padding stands at position 0"
+    assert starts[2:] == [0, 0], "padding is at position 0"
 
 
 @pytest.mark.exercise("cuda_graphs.fill")
@@ -120,10 +120,10 @@ def test_nothing_is_left_of_a_larger_batch():
     fill(static, decode_plan([5, 3, 7], [17, 4, 2]), 9)
     fill(static, decode_plan([6, 1], [30, 8]), 9)
     assert static.row_ids.tolist() == [6, 1, 9, 9], (
-        "three rows, then two: what stands in the third place after the smaller batch?"
+        "three rows, then two: what is in the third place after the smaller batch?"
     )
     assert static.starts.tolist() == [30, 8, 0, 0], (
-        "three rows, then two: what start stands in the third place after the smaller batch?"
+        "three rows, then two: what start is in the third place after the smaller batch?"
     )
 
 
@@ -209,7 +209,7 @@ def test_an_operation_that_asks_the_host_is_refused():
     assert isinstance(error, CaptureError), (
         "reading a number waits for the device, in every replay: is the refusal raised?"
     )
-    assert tape.calls == [], "what was refused is no part of the tape: do you ask before you note?"
+    assert tape.calls == [], "a refused call isn't part of the tape: do you ask before you record?"
 
 
 @pytest.mark.parametrize("mode", [True, False], ids=["inference mode", "otherwise"])
@@ -350,7 +350,7 @@ def add_one(rows):
 @pytest.mark.exercise("cuda_graphs.GraphedFunction.capture")
 @needs_inference_mode
 def test_the_first_call_is_not_captured():
-    """What a first call sets up may read numbers, and is no part of the step."""
+    """A first call may read numbers while it sets things up; that isn't part of the step."""
     is_ready = []
 
     def function(plan):

@@ -41,7 +41,7 @@ def test_the_first_tile_stands_for_itself() -> None:
         "two scores of 1: each weighs 2^(1 - 1) = 1, so the total is 2 and acc 2 + 4"
     )
     assert softmax_step([3.0, 1.0], [8.0, 4.0], -INF, 0.0, 0.0) == (3.0, 1.25, 9.0), (
-        "score 1 weighs 2^(1 - 3) = 1/4 beside score 3: powers of two, relative to the largest"
+        "score 1 weighs 2^(1 - 3) = 1/4 next to score 3: powers of two, relative to the largest"
     )
 
 
@@ -55,7 +55,7 @@ def test_a_larger_score_shrinks_what_came_before() -> None:
 
 @pytest.mark.exercise("decode_attention.softmax_step")
 def test_a_smaller_score_leaves_the_best() -> None:
-    """Score 1 beside best 3 weighs a quarter."""
+    """Score 1 next to best 3 weighs a quarter."""
     assert softmax_step([1.0], [8.0], 3.0, 1.0, 4.0) == (3.0, 1.25, 6.0), (
         "the best score so far is 3, and the tile's is 1: which of them is the new best?"
     )
@@ -103,7 +103,7 @@ def test_scores_are_powers_of_e() -> None:
 
 @pytest.mark.exercise("decode_attention.attend_tile")
 def test_keys_are_found_through_the_block_table() -> None:
-    """Positions 0 and 1 lie in block 2, position 2 in block 0; equal keys give the mean."""
+    """Positions 0 and 1 are in block 2, position 2 in block 0; equal keys give the mean."""
     assert attend_tile([1.0], [0.0] * 3, [0.0, 1.0, 2.0], [2, 0], 2) == [1.0], (
         "the mean of the values 0, 1, 2, in blocks 2 and 0: do you read slots, or positions?"
     )

@@ -59,7 +59,7 @@ def test_temperature_0_counts_as_1() -> None:
     weigh = sampling_calls.weigh
     assert weigh([[0, LN3]], [0]) == [[0.3333, 1]], "do you divide by a temperature of 0?"
     assert weigh([[0, LN3], [0, LN3]], [0, 0.5]) == [[0.3333, 1], [0.1111, 1]], (
-        "a greedy row beside a random one: is each row's own temperature looked at?"
+        "a greedy row next to a random one: is each row's own temperature looked at?"
     )
 
 
@@ -68,7 +68,7 @@ def test_a_row_weighs_the_same_in_any_batch() -> None:
     """A neighbour with large logits changes nothing."""
     weigh = sampling_calls.weigh
     assert weigh([[0, LN3], [500, 500]], [1, 1]) == [[0.3333, 1], [1, 1]], (
-        "500 stands in another row: do you take the largest of the row, or of the batch?"
+        "500 is in another row: do you take the largest of the row, or of the batch?"
     )
 
 
@@ -98,7 +98,7 @@ def test_memory_that_is_handed_in_may_be_used() -> None:
     logits, buffer = torch.tensor([[1.0, 2.0]]), torch.full((1, 2), 7.0)
     expected = weigh(logits, torch.tensor([0.5])).tolist()
     assert weigh(logits, torch.tensor([0.5]), out=buffer).tolist() == expected, (
-        "what stood in `out` before does not count"
+        "what was in `out` before does not count"
     )
     assert logits.tolist() == [[1, 2]], "the logits are needed again: is only `out` written to?"
 

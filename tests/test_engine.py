@@ -65,7 +65,7 @@ def take_in(engine):
 
 
 def at_most(count, requests):
-    """The requests of a loop, which ends or fails: a wrong one may go on for ever."""
+    """The requests of a loop, which ends or fails: a wrong one may never end."""
     ended = list(itertools.islice(requests, count))
     assert len(ended) < count, "the loop yields more requests than there are"
     return ended

@@ -128,8 +128,8 @@ def test_top_p_1_is_off() -> None:
     logits = torch.tensor([[0.0, -80.0, -30.0, 0.0]])
     settings = replace(make_rows(1, top_p=1.0), any_filter=True)
     assert kept_ids(logits, settings) == [[0, 1, 2, 3]]
-    beside = make_rows(2, top_p=[1.0, 0.5])
-    assert kept_ids(logits.expand(2, 4), beside) == [[0, 1, 2, 3], [0]]
+    mixed = make_rows(2, top_p=[1.0, 0.5])
+    assert kept_ids(logits.expand(2, 4), mixed) == [[0, 1, 2, 3], [0]]
     weights, mass = torch.tensor([[0.9, 0.2]]), torch.tensor([1.1], dtype=torch.float64)
     counts = count_top_p(weights, torch.tensor([2]), mass, torch.tensor([1.0]).double())
     assert counts.tolist() == [2]
@@ -152,7 +152,7 @@ def test_min_p_is_relative_to_the_most_probable() -> None:
 
 
 def test_ties_at_the_boundary_keep_the_lower_ids() -> None:
-    """For top-k and for top-p, beside a larger one and among equals only."""
+    """For top-k and for top-p, next to a larger one and among equals only."""
     logits = torch.tensor([[0.0, 0.0, 1.0, 0.0, 0.0]])
     assert kept_ids(logits, make_rows(1, top_k=3)) == [[0, 1, 2]]
     assert kept_ids(logits, make_rows(1, top_p=0.5)) == [[0, 2]]

@@ -146,7 +146,7 @@ def test_rows_of_the_block_tables_may_lie_apart() -> None:
 
 
 def test_slot_is_block_id_times_block_size_plus_offset() -> None:
-    """Positions 15 and 16 lie in different blocks; each token looks in its owner's row."""
+    """Positions 15 and 16 are in different blocks; each token looks in its owner's row."""
     tables = on_device([[7, 3], [2, 5]], torch.int32)
     slots = kernels.slot_mapping(tables, on_device([0, 0, 0, 1]), on_device([0, 15, 16, 17]), 16)
     assert slots.tolist() == [112, 127, 48, 81] and slots.dtype == torch.int64

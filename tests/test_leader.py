@@ -1,4 +1,4 @@
-"""Leader and workers: what is said of a step, once, and what a worker makes of it."""
+"""Leader and workers: what the leader says of a step, once, and what a worker does with it."""
 
 import json
 import sys
@@ -126,7 +126,7 @@ def test_several_requests_keep_their_order():
     message = message_of(directory, prompt(make_request("a", [5, 6], [3])), decode(known, 16))
     assert message.new_blocks == [[5, [3]], [4, [7]]], "a, number 5, then b, number 4"
     assert message.chunks == [[5, 0, 2, True, False], [4, 16, 1, True, True]], (
-        "chunks stand in the order in which the step computes them"
+        "chunks are in the order in which the step computes them"
     )
 
 
@@ -205,10 +205,10 @@ def test_a_worker_computes_the_chunks_of_the_message():
 
 @pytest.mark.exercise("leader.Follower.compute")
 def test_released_rows_are_free_before_the_step():
-    """One row: the newcomer needs the one that its predecessor leaves."""
+    """One row: the new request needs the one that the finished request leaves."""
     second = StepMessage([0], [(1, [7])], [(1, [4])], [(1, 0, 1, True, False)], True)
     follower, error = follow(FIRST, second, num_rows=1)
-    assert error is None, "one row, and request 0 is released: is it given back before the step?"
+    assert error is None, "one row, and request 0 is released: is it released before the step?"
     assert list(follower.requests) == [1], "request 0 is forgotten, request 1 is known"
 
 
@@ -227,7 +227,7 @@ def test_a_worker_decides_nothing(is_decode):
 @pytest.mark.exercise("leader.Follower.compute")
 @pytest.mark.parametrize("is_plain", [True, False])
 def test_the_leader_says_which_graph(is_plain):
-    """Ranks that took different ways through a step would wait for each other for ever."""
+    """Ranks that took different ways through a step would wait for each other forever."""
     follower, _ = follow(StepMessage([], [(0, [5])], [], [(0, 0, 1, True, False)], is_plain))
     assert follower.runner.stepped[0].is_plain is is_plain, (
         "a worker's plan says plain: it knows no sampling settings. Does the message win?"
@@ -264,7 +264,7 @@ def test_directory_and_followers_agree():
 
 
 def test_an_event_that_does_not_come_is_explained():
-    """A GPU waits for ever in a sum; the host looks after the workers meanwhile."""
+    """A GPU waits forever in a sum; the host looks after the workers meanwhile."""
     looks = []
 
     def check():

@@ -85,7 +85,7 @@ def make_penalties(
 
 
 def test_biases_are_added_in_their_row() -> None:
-    """To single logits; minus infinity stays, also beside another bias for the same token."""
+    """To single logits; minus infinity stays, also with another bias for the same token."""
     logits = torch.ones(3, 3)
     entries = [(0, 1, 2.0), (2, 0, -INF), (2, 2, 0.5), (2, 2, 0.25), (2, 0, 100.0)]
     biased = add_biases(logits, make_biases(entries))
@@ -133,11 +133,11 @@ def test_frequency_counts_and_presence_does_not() -> None:
 @pytest.mark.exercise("logits_processors.apply_penalties")
 def test_repetition_looks_at_prompt_and_answer() -> None:
     """And pushes down what is below 0, too; a token that occurs twice is penalized once."""
-    text = [0, 1, 1, 2, 2, 3, 3]  # prompt 0 1, answer 1 2 2; what stands behind is old
+    text = [0, 1, 1, 2, 2, 3, 3]  # prompt 0 1, answer 1 2 2; what comes after is old
     apply_penalties = sampling_calls.apply_penalties
     assert apply_penalties([[8, 8, 8, 9, 8]], [text], [2], [5], repetition=2) == [
         [4, 4, 4, 9, 8]
-    ], "tokens 0 1 of the prompt and 1 2 of the answer count, each once; 3 stands behind the text"
+    ], "tokens 0 1 of the prompt and 1 2 of the answer count, each once; 3 comes after the text"
     assert apply_penalties([[-8, 8]], [[0]], [1], [1], repetition=2) == [[-16, 8]], (
         "-8 / 2 is -4, more probable than before: what makes a negative logit smaller?"
     )
@@ -146,7 +146,7 @@ def test_repetition_looks_at_prompt_and_answer() -> None:
 @pytest.mark.exercise("logits_processors.apply_penalties")
 def test_frequency_and_presence_look_at_the_answer() -> None:
     """The answer has 1 once and 2 twice; 0 is of the prompt alone."""
-    text = [0, 1, 1, 2, 2, 3, 3]  # prompt 0 1, answer 1 2 2; what stands behind is old
+    text = [0, 1, 1, 2, 2, 3, 3]  # prompt 0 1, answer 1 2 2; what comes after is old
     apply_penalties = sampling_calls.apply_penalties
     assert apply_penalties([[8, 8, 8, 8, 8]], [text], [2], [5], frequency=1.5) == [
         [8, 6.5, 5, 8, 8]
@@ -437,7 +437,7 @@ def test_equals_share_a_rank() -> None:
 
 
 def test_logprobs_of_a_row_are_its_own_business() -> None:
-    """Alone with one alternative, and beside rows that want twenty."""
+    """Alone with one alternative, and next to rows that want twenty."""
     logits = torch.randn(5, 1001, generator=torch.Generator().manual_seed(0))
     together = rank_tokens(logits, torch.arange(5), 20)
     for i in range(5):

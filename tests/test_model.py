@@ -237,7 +237,7 @@ def test_unsupported_rope_scaling_is_refused_by_name(kind: str) -> None:
 
 
 def test_rope_scaling_without_its_numbers_is_refused() -> None:
-    """A factor that is missing is no factor of 1."""
+    """A missing factor isn't a factor of 1."""
     raw = SIZES | {"architectures": ["LlamaForCausalLM"], "rope_scaling": {"rope_type": "llama3"}}
     with pytest.raises(ValueError, match="lacks factor, low_freq_factor, high_freq_factor"):
         ModelConfig.from_dict(raw)
@@ -306,7 +306,7 @@ def test_values_do_not_turn_with_the_position() -> None:
 
 
 def test_requests_side_by_side_do_not_mix() -> None:
-    """A request's logits are the same alone and beside another."""
+    """A request's logits are the same alone and next to another."""
     prompts = random_prompts(96, [19, 16])
     together = run_steps(random_model(), prompts, WHOLE_PROMPTS)
     alone = run_steps(random_model(), prompts[1:], [[(0, 16)]])

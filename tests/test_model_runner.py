@@ -92,7 +92,7 @@ def test_every_chunk_that_samples_has_its_own_last_token():
     logits = forward_of(*chunks)
     assert len(logits) == 2, "two of three chunks sample: are there logits for their tokens alone?"
     assert logits.argmax(-1).tolist() == [next_token(texts[0]), next_token(texts[2])], (
-        "the chunks' last tokens stand in places 1 and 8 of the step: whose logits are these?"
+        "the chunks' last tokens are in places 1 and 8 of the step: whose logits are these?"
     )
 
 
@@ -174,7 +174,7 @@ def test_the_next_step_reads_the_sampled_token_from_the_row():
 
 
 def test_a_step_without_chunks_gives_no_tokens():
-    """Nothing to do is no error here: the engine judges that."""
+    """An empty step isn't an error here: the engine judges that."""
     assert make_engine().runner.launch([]).wait() == []
 
 

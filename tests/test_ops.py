@@ -359,7 +359,7 @@ def test_prefill_attention_keeps_dtype_and_arguments() -> None:
 
 @pytest.mark.exercise("ops.slot_mapping")
 def test_slot_is_block_id_times_block_size_plus_offset() -> None:
-    """Positions 15 and 16 lie in different blocks."""
+    """Positions 15 and 16 are in different blocks."""
     table, owners = torch.tensor([[7, 3] + [0] * 14], dtype=torch.int32), torch.tensor([0, 0, 0])
     slots = ops.slot_mapping(table, owners, torch.tensor([0, 15, 16]), 16).tolist()
     assert slots == [112, 127, 48], (
@@ -424,7 +424,7 @@ def test_gather_blocks_returns_positions_in_the_order_of_the_table() -> None:
 def attend_alone(
     q: list[float], k: list[list[float]], v: list[list[float]], seq_lens: list[int], **more: float
 ) -> list[float]:
-    """`decode_attention` with head size 1 and blocks of two: `k[n]` and `v[n]` are what lies in
+    """`decode_attention` with head size 1 and blocks of two: `k[n]` and `v[n]` are what is in
     the blocks of request n, which are in no order; `q` has one number for each head of each."""
     num_requests, width = len(k), len(k[0]) // 2
     table = torch.arange(num_requests * width).flip(0).view(num_requests, width)
@@ -566,7 +566,7 @@ MIXES = {  # key lengths, query lengths, number of decodes
     "whole prompts around the block boundary": ([3, 4, 5, 8, 1], [3, 4, 5, 8, 1], 0),
     "chunks that start in and at a block": ([9, 8, 7], [3, 4, 6], 0),
     "decodes and prompts in one step": ([5, 13, 6, 9], [1, 1, 6, 2], 2),
-    "a chunk of one token is no decode": ([6, 7], [1, 1], 1),
+    "a chunk of one token isn't a decode": ([6, 7], [1, 1], 1),
 }
 
 

@@ -98,7 +98,7 @@ def test_blocks_in_another_order_have_another_key():
 def test_a_key_is_a_number_and_the_same_each_time():
     """A later call must get the same key."""
     key = hash_block(0, (7, 8))
-    assert isinstance(key, int), f"{key!r} is no int: did you build the pair and not hash it?"
+    assert isinstance(key, int), f"{key!r} isn't an int: did you build the pair and not hash it?"
     assert hash_block(0, (7, 8)) == key, "the same block, asked again, has the same key"
 
 
@@ -134,7 +134,7 @@ def test_an_unknown_block_is_none():
     cache = PrefixCache(2)
     first = filed(cache, None, [1, 2], 10)
     error = error_of(cache.lookup, first, (3, 4))
-    assert error is None, "an unknown key is no error: what do square brackets do with one?"
+    assert error is None, "an unknown key isn't an error: what do square brackets do with one?"
     assert cache.lookup(first, (3, 4)) is None, "nothing is known behind block 10"
     assert cache.lookup(first, (1, 2)) is None, "(1, 2) is known as a beginning, not behind itself"
 
@@ -212,7 +212,7 @@ def test_no_more_than_the_last_token_is_held_back():
 
 @pytest.mark.exercise("prefix_cache.PrefixCache.match")
 def test_a_match_ends_at_the_first_unknown_block():
-    """What stands behind a hole was computed behind something else."""
+    """A block after a gap was computed after another beginning."""
     cache = PrefixCache(2)
     first, _ = filed_chain(cache, [1, 2, 3, 4], [10, 11])
     assert cache.match([1, 2, 9, 9, 3, 4, 0]) == [first], (
@@ -255,7 +255,7 @@ def test_matching_changes_nothing():
 
 @pytest.mark.exercise("prefix_cache.PrefixCache.match")
 def test_three_blocks_are_one_chain():
-    """Each block stands behind the one right before it."""
+    """Each block comes after the one right before it."""
     cache = PrefixCache(2)
     nodes = filed_chain(cache, [1, 2, 3, 4, 5, 6], [10, 11, 12])
     assert cache.match([1, 2, 3, 4, 5, 6, 0]) == nodes, (
@@ -306,7 +306,7 @@ def test_forgetting_an_unknown_block_is_fine():
     cache = PrefixCache(2)
     filed(cache, None, [1, 2], 10)
     error = error_of(cache.forget, 99)
-    assert error is None, "block 99 holds nothing to find, and that is no error"
+    assert error is None, "block 99 holds nothing to find, which isn't an error"
     cache.forget(10)
     assert error_of(cache.forget, 10) is None, "forgotten already, and forgotten again: no error"
 
@@ -324,7 +324,7 @@ def test_an_inserted_block_is_found():
         "(1, 2) is known now: is the node in `entries`, with a tuple of tokens, and returned?"
     )
     assert cache.lookup(first, (3, 4)) is second, "(3, 4) is known behind it: is its parent set?"
-    assert second.block_id == 11, "(3, 4) lies in block 11"
+    assert second.block_id == 11, "(3, 4) is in block 11"
     assert sorted(cache.by_block) == [10, 11], "the pool asks by number: are both in `by_block`?"
 
 
@@ -384,7 +384,7 @@ def test_a_colliding_key_is_not_a_known_block():
     assert second is not first, (
         "the same tokens behind another parent: do you take an equal key for equal content?"
     )
-    assert (second.block_id, second.parent) == (11, first), "block 11 stands behind block 10"
+    assert (second.block_id, second.parent) == (11, first), "block 11 comes after block 10"
 
 
 # -- all of it together --

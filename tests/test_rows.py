@@ -282,7 +282,7 @@ def test_min_tokens_is_a_bias_of_minus_infinity_while_the_answer_is_short():
 
 
 def test_the_prompt_length_counts_and_not_what_a_resumed_request_has():
-    """After a preemption the answer so far is computed like a prompt, and is no prompt."""
+    """After a preemption the answer so far is computed like a prompt, but isn't one."""
     request = make_request("a", [1, 1, 1, 1, 6, 7], [0], min_tokens=3, presence_penalty=1)
     request.num_prompt_tokens, request.stop_token_ids = 4, frozenset([2])
     settings = settings_of(request)
@@ -332,7 +332,7 @@ def test_a_seed_of_63_bits_is_kept_exactly():
     [({}, False), ({"top_k": 3}, True), ({"top_p": 0.9}, True), ({"min_p": 0.1}, True)],
 )
 def test_each_filter_alone_asks(params, expected):
-    """Temperature is no filter."""
+    """Temperature isn't a filter."""
     assert has_filters(SamplingParams(temperature=0.5, **params)) is expected
 
 

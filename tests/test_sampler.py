@@ -46,7 +46,7 @@ def test_a_token_is_drawn_by_weight() -> None:
 
 @pytest.mark.exercise("sampler.choose")
 def test_temperature_0_is_the_largest_logit_exactly() -> None:
-    """Beside random rows too, and where no weight shows the difference."""
+    """Next to random rows too, and where no weight shows the difference."""
     choose = sampling_calls.choose
     assert choose([[0, LN3]] * 2, [0.2, 0.2], temperature=[0, 1]) == [1, 0], (
         "row 0 is greedy and row 1 is not: is it decided row by row?"
@@ -144,7 +144,7 @@ def test_logits_and_settings_are_not_changed() -> None:
 
 
 def test_no_rows_give_no_tokens() -> None:
-    """A step in which nothing samples is no special case."""
+    """A step in which nothing samples isn't a special case."""
     for temperature in (0.0, 1.0):
         settings = make_rows(0, temperature=temperature)
         settings = replace(settings, any_random=True, any_filter=True)
@@ -212,7 +212,7 @@ def test_distribution_over_seeds_at_one_position() -> None:
 
 
 def test_a_seed_gives_the_same_tokens_whatever_else_is_in_the_batch() -> None:
-    """Alone, in every place of a batch, beside greedy, plain and filtered rows."""
+    """Alone, in every place of a batch, next to greedy, plain and filtered rows."""
     vocab_size = 50_001  # odd, so that no row starts where vector instructions would like
     logits = torch.randn(9, vocab_size, generator=torch.Generator().manual_seed(0))
     settings = make_rows(
@@ -308,7 +308,7 @@ def test_at_temperature_0_there_is_no_noise() -> None:
     assert ids[0::3] + ids[2::3] == [1] * 20, (
         "temperature 0 is the argmax: is there noise, or a division by 0?"
     )
-    assert len(set(ids[1::3])) > 1, "rows at temperature 1 are random beside greedy ones"
+    assert len(set(ids[1::3])) > 1, "rows at temperature 1 are random next to greedy ones"
 
 
 @pytest.mark.exercise("sampler.gumbel_sample")
@@ -404,7 +404,7 @@ def test_gumbel_form_of_one_row_is_its_own_business() -> None:
 
 
 def test_gumbel_form_at_temperature_0_is_the_argmax() -> None:
-    """Beside random rows in the same batch, which it does not change."""
+    """Next to random rows in the same batch, which it does not change."""
     logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(0))
     settings = make_rows(4, temperature=[0.0, 1.0, 0.0, 1.0], seed=range(4))
     positions = torch.arange(4)

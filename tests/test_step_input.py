@@ -139,7 +139,7 @@ def test_numbers_of_the_host_are_passed_on():
     inputs = gather(rows, plan, 4, slot_mapping)
     metadata = inputs.metadata
     known = (metadata.num_decodes, metadata.max_query_len, metadata.max_seq_len)
-    assert known == (1, 40, 60), "these three stand in the plan"
+    assert known == (1, 40, 60), "these three are in the plan"
     assert metadata.query_starts.tolist() == [0, 1, 5]
     assert inputs.last.tolist() == [0]
 

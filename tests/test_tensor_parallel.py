@@ -247,7 +247,7 @@ def test_padding_is_zeros_behind_the_last_row():
     piece = cut(Stored(GRID), Part(0, 3, 6, 5))
     assert piece.shape == (3, 4), "rows 3 to 5 of 5: is there a third row, which the file has not?"
     assert piece.tolist() == [[12, 13, 14, 15], [16, 17, 18, 19], [0, 0, 0, 0]], (
-        "rows 3 and 4, then a row of zeros: what stands behind the last row?"
+        "rows 3 and 4, then a row of zeros: what comes after the last row?"
     )
 
 

@@ -55,7 +55,7 @@ def provenance(results: Sequence[Result]) -> str:
 
 
 def ladder(results: Sequence[Result], batch_sizes: Sequence[int]) -> Picture:
-    """Decoded tokens per second of each rung, a panel for each batch size, beside the limit of
+    """Decoded tokens per second of each rung, a panel for each batch size, next to the limit of
     the hardware."""
     names = list(dict.fromkeys(r["rung"] for r in results if "batch_size" in r))
     height = 1.9 + 0.27 * len(names)
@@ -77,7 +77,7 @@ def ladder(results: Sequence[Result], batch_sizes: Sequence[int]) -> Picture:
 def climb(
     ax: Any, names: Sequence[str], tokens_per_s: Mapping[str, float], limit: float, step: int
 ) -> str:
-    """A dot for each rung, its number and its multiple of the first rung beside it, and the limit
+    """A dot for each rung, its number and its multiple of the first rung next to it, and the limit
     of the hardware in the last row; returns them in words. The axis has a number at each power of
     `step`."""
     rows = [*names, "limit of the hardware"]

@@ -29,7 +29,7 @@ from minivllm.pictures.figures import PALETTE, halo
 from minivllm.pictures.timeline import count
 from minivllm.trace import Trace
 
-# Requests of one picture: a colour each, and a letter or a name beside it.
+# Requests of one picture: a colour each, and a letter or a name next to it.
 STATES = ("decode", "waiting", "cached", "prefill")
 
 # -- sizes -------------------------------------------------------------------------------------

@@ -167,7 +167,7 @@ def race(tokens: Sequence[str], scores: Sequence[float], noise: Sequence[float])
 def observed(
     tokens: Sequence[str], counts: Sequence[int], expected: Sequence[float], title: str
 ) -> Picture:
-    """How often each token was drawn, beside how often it should be."""
+    """How often each token was drawn, and how often it should be."""
     figure, ax = new_axes(2.7)
     places = range(len(tokens))
     ax.bar([x - 0.2 for x in places], expected, 0.38, **fill("free"))

@@ -34,7 +34,7 @@ from minivllm.pictures.timeline import count
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Ranks of one picture: a colour each, and a name or a number beside it.
+# Ranks of one picture: a colour each, and a name or a number next to it.
 STATES = ("decode", "prefill", "cached", "waiting")
 
 # -- why ----------------------------------------------------------------------------------------

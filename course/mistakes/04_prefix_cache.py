@@ -194,7 +194,7 @@ def forget(self, block_id: int) -> None:
 # rule 5
 @mistake(
     "prefix_cache.PrefixCache.forget",
-    "block 99 holds nothing to find, and that is no error",
+    "block 99 holds nothing to find, which isn't an error",
 )
 def forget(self, block_id: int) -> None:
     entry = self.by_block.pop(block_id)

@@ -40,14 +40,14 @@ def fill(static: StepPlan, plan: StepPlan, padding_row: int) -> None:
 
 
 # rule 3
-@mistake("cuda_graphs.fill", "what stands in the third place after the smaller batch?")
+@mistake("cuda_graphs.fill", "what is in the third place after the smaller batch?")
 def fill(static: StepPlan, plan: StepPlan, padding_row: int) -> None:
     static.row_ids[: plan.num_decodes].copy_(plan.row_ids)
     static.starts[: plan.num_decodes].copy_(plan.starts)
 
 
 # rule 3
-@mistake("cuda_graphs.fill", "what start stands in the third place after the smaller batch?")
+@mistake("cuda_graphs.fill", "what start is in the third place after the smaller batch?")
 def fill(static: StepPlan, plan: StepPlan, padding_row: int) -> None:
     static.row_ids.fill_(padding_row)
     static.row_ids[: plan.num_decodes] = plan.row_ids
