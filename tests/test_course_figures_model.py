@@ -14,8 +14,6 @@ PICTURES = {
     "lines": lambda: draw.lines({"one": ([0, 1], [2.0, 3.0])}, "Title", "x", "y"),
     "groups": lambda: draw.groups([0, 0, 1, 1]),
     "attention_maps": lambda: draw.attention_maps({"head 0": MAP}, ["a", "$b\n"]),
-    "stream": lambda: draw.stream([0.1, 1.0, 2.0], [0.5, 0.4], [0.6, 0.9]),
-    "guesses": lambda: draw.guesses([("a", 0.9), ("b", 0.2), ("b", 0.7)]),
     "roofline": lambda: draw.roofline(4e10, 1e10, {"1 token": (0.5, 4e9), "8": (4, 3e10)}, "Here"),
 }
 
@@ -34,8 +32,6 @@ def test_a_picture_fits_the_page_and_is_described(name):
         ("lines", "Title. one: 2 at 0 to 3 at 1"),
         ("groups", "KV head 0: query heads [0, 1]; KV head 1: query heads [2, 3]"),
         ("attention_maps", "head 0: 25% of the weight on the first token"),
-        ("stream", "from 0.1 to 2 over 2 layers; the largest MLP step is in layer 1"),
-        ("guesses", "The guess 'b' leads from layer 0 on; its probability goes from 20% to 70%"),
         ("roofline", "they meet at 4 FLOP per byte. 1 token: 4 GFLOP/s; 8: 30 GFLOP/s"),
     ],
 )

@@ -4,8 +4,6 @@ attention maps, the residual stream, and the roofline of the machine."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import groupby
-from operator import itemgetter
 
 from course.figures.common import (
     GRID,
@@ -161,50 +159,6 @@ def attention_maps(maps: Mapping[str, Sequence[Sequence[float]]], tokens: Sequen
     return picture(
         figure, f"{count(len(maps), 'attention map')} of {len(shown)} tokens. {'; '.join(parts)}."
     )
-
-
-def stream(total: Sequence[float], attention: Sequence[float], mlp: Sequence[float]) -> Picture:
-    """Size (root mean square) of the residual stream, and of what the parts add in each layer."""
-    figure, ax = new_axes(3.0)
-    places = range(len(attention))
-    ax.bar([x - 0.2 for x in places], attention, 0.4, **fill("prefill"))
-    ax.bar([x + 0.2 for x in places], mlp, 0.4, **fill("decode"))
-    ax.plot(range(-1, len(attention)), total, marker="o", markersize=4, color=INK, linewidth=1.4)
-    label(ax, "The residual stream of the last token", "layer (-1: embedding)", "root mean square")
-    ax.set_yscale("log")
-    line = mark("the stream after the layer", linestyle="-", marker="o", markersize=4)
-    legend(ax, [line, key("prefill", "added by attention"), key("decode", "added by the MLP")])
-    words = f"The stream grows from {total[0]:.2g} to {total[-1]:.3g} over {len(attention)} layers"
-    largest = max(range(len(mlp)), key=lambda layer: mlp[layer])
-    return picture(figure, f"Bars and a line. {words}; the largest MLP step is in layer {largest}.")
-
-
-def guesses(rows: Sequence[tuple[str, float]]) -> Picture:
-    """The most probable token after each layer and its probability, as if that layer were the
-    last; a token is named where it takes the lead."""
-    figure, ax = new_axes(3.3)
-    leads = [(text, [100 * p for _, p in group]) for text, group in groupby(rows, itemgetter(0))]
-    start = -1
-    for number, (text, percents) in enumerate(leads):
-        places = range(start, start + len(percents))
-        state = "waiting" if number % 2 else "decode"
-        ax.bar(places, percents, 0.86, **fill(state))
-        shown = repr(text).replace("$", r"\$")
-        at = {"rotation": 90, "va": "bottom", "fontsize": 8.5, "parse_math": False}
-        write(ax, start + (len(percents) - 1) / 2, max(percents) + 2, shown, **at)
-        start += len(percents)
-    final, percents = leads[-1]
-    since = len(rows) - 1 - len(percents)
-    change = f"from {percents[0]:.0f}% to {percents[-1]:.0f}%"
-    words = f"The guess {final!r} leads from layer {since} on; its probability goes {change}"
-    label(ax, words, "layer (-1: embedding)", "probability of the first guess (%)")
-    ax.set_xlim(-1.7, len(rows) - 1.3)
-    ax.set_ylim(0, 142)
-    ax.set_yticks(range(0, 101, 25))
-    ax.set_xticks(range(-1, len(rows) - 1, 2))
-    legend(ax, [key("decode", "one token leads"), key("waiting", "then another one")])
-    order = ", ".join(repr(text) for text, _ in leads)
-    return picture(figure, f"Bar chart of {len(rows)} guesses. {words}. In order: {order}.")
 
 
 def roofline(
