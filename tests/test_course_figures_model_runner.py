@@ -49,7 +49,6 @@ PICTURES = {
     "clash": lambda: draw.slots({"S": ([0, 1], [4, 5]), "P": ([0], [5])}, 2, 4),
     "weights": lambda: draw.weights([[0.25, 0.75], [1.0, 0.0]], [2, 1]),
     "differences": lambda: draw.differences({"again": 0.0, "chunks": 2e-5}, 1.5, "Ways"),
-    "cache": lambda: draw.cache(make_trace()),
     "sent": lambda: draw.sent({"tables": [63, 64], "rows": [0, 3]}, "Two steps"),
 }
 
@@ -74,7 +73,6 @@ def test_pictures_are_the_same_each_time():
         ("slots", ["2 blocks of 4", "S positions [0, 1] in slots [4, 5]"]),
         ("weights", ["request 0 sees 2: 0.25, 0.75; request 1 sees 1: 1.00"]),
         ("differences", ["again 0.0e+00, chunks 2.0e-05", "leads by 1.5"]),
-        ("cache", ["2 steps; at most 8 held", "31% of what is held is empty"]),
         ("sent", ["tables: 127 in all, at most 64 a step; rows: 3 in all"]),
     ],
 )

@@ -43,7 +43,6 @@ PICTURES = {
     "tree": make_tree,
     "joined tree": lambda: make_tree(joined=True),
     "queue": lambda: draw.queue({"begin": [(0, ""), (1, "")], "end": [(1, "A")]}),
-    "hit_rates": lambda: draw.hit_rates({"lru": {10: 0.25, 20: 0.5}}, "Found"),
     "first_tokens": lambda: draw.first_tokens({"no": [1, 2], "yes": [1, 0.5]}, [9, 17], "here"),
 }
 
@@ -64,7 +63,6 @@ def test_a_picture_fits_the_page_and_is_described(name):
         ("tree", "The tree of 5 known blocks, with 3 ends: block 0 (a b); block 1 (c d); block 2"),
         ("joined tree", "with 3 ends: block 0 (a b); 2 blocks (c d e f); block 4 (e e); block 5"),
         ("queue", "begin: [0, 1]; end: [1]"),
-        ("hit_rates", "lru: 25% with 10, 50% with 20"),
         ("first_tokens", "no [1000, 2000]; yes [1000, 500]"),
     ],
 )

@@ -27,7 +27,6 @@ from course.figures.common import this_machine as this_machine
 from course.figures.common import timeline as timeline
 from minivllm.pictures.figures import PALETTE, halo
 from minivllm.pictures.timeline import count
-from minivllm.trace import Trace
 
 # Requests of one picture: a colour each, and a letter or a name next to it.
 STATES = ("decode", "waiting", "cached", "prefill")
@@ -222,28 +221,6 @@ def differences(found: Mapping[str, float], margin: float, title: str) -> Pictur
 
 
 # -- runs ------------------------------------------------------------------------------------------
-
-
-def cache(trace: Trace) -> Picture:
-    """The slots that the running requests hold, step by step, and the tokens that are in them."""
-    figure, ax = new_axes(3.0)
-    held = []
-    stored = []
-    seen = dict[str, int]()
-    for one in trace.steps:
-        seen |= {chunk.request_id: chunk.start + chunk.length for chunk in one.chunks}
-        running = {chunk.request_id for chunk in one.chunks}
-        held.append(trace.block_size * sum(len(t) for t in one.block_tables.values()))
-        stored.append(sum(seen[name] for name in running))
-    x = range(len(trace.steps))
-    ax.bar(x, held, 0.9, **(fill("free") | {"hatch": "...."}))
-    ax.bar(x, stored, 0.9, **fill("decode"))
-    most = max(held)
-    empty = f"{1 - sum(stored) / sum(held):.0%} of what is held is empty"
-    label(ax, f"At most {most} slots are held; {empty}", "step", "slots (one token each)")
-    legend(ax, [key("decode", "tokens stored"), key("free", "held, still empty", hatch="....")])
-    alt = f"Slots held and tokens stored over {count(len(held), 'step')}; at most {most} held."
-    return picture(figure, f"{alt} {empty}.")
 
 
 def sent(numbers: Mapping[str, Sequence[int]], title: str) -> Picture:

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from course.figures.common import (
     INK,
     Picture,
-    curves,
     fill,
     key,
     label,
@@ -253,18 +252,6 @@ def queue(states: Mapping[str, Sequence[tuple[int, str]]]) -> Picture:
 
 
 # -- runs --------------------------------------------------------------------------------------
-
-
-def hit_rates(rates: Mapping[str, Mapping[int, float]], title: str) -> Picture:
-    """The share of tokens found, over the number of blocks there are, a line for each name."""
-    figure, ax = new_axes(2.8)
-    lines = {n: (list(c), [100 * share for share in c.values()]) for n, c in rates.items()}
-    curves(ax, lines)
-    label(ax, title, "blocks in the pool", "tokens found (%)")
-    ax.set_ylim(0, None)
-    ends = [(name, next(iter(c.items())), list(c.items())[-1]) for name, c in rates.items()]
-    parts = [f"{name}: {a:.0%} with {i}, {b:.0%} with {j}" for name, (i, a), (j, b) in ends]
-    return picture(figure, f"Lines over the number of blocks. {title}. {'; '.join(parts)}.")
 
 
 def first_tokens(
