@@ -5,7 +5,7 @@ launching them takes the host longer than running them takes the GPU. A graph is
 those launches with all their arguments, kept on the device. It buys its speed with three rules:
 fixed shapes (so batches are padded to a few sizes, the buckets), fixed addresses (so each step's
 numbers are copied to where the graph reads them), no host in between (so nothing may look at a
-result). Leaves out steps with prompts in them, whose shapes are always new. Notebook 08.
+result). Does not handle steps with prompts in them, whose shapes are always new. Notebook 08.
 
 On a CPU a `Tape` with the same interface takes the graph's place: it keeps the rules and gains
 nothing. Source: CUDA C++ Programming Guide, "CUDA Graphs"; padding to buckets as in vLLM.

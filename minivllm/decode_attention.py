@@ -131,6 +131,32 @@ def attend_tile(
 
 
 @triton.jit
+def attend_keys(
+    queries, k_cache, v_cache, table, start, end, head, scale,
+    BLOCK_SIZE: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr, QUERIES: tl.constexpr,
+    DIMS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Return the running softmax `best, total, acc` of `queries [QUERIES, DIMS]` over the keys of
+    one request at positions `start` to `end` - 1, KEYS at a time.
+
+    Each of these keys is read once, by all queries, and no other key counts. `end` need not be a
+    multiple of KEYS away from `start`. The other arguments are those of `attend_tile`; STAGES tiles
+    are loaded ahead: `tl.range(..., num_stages=STAGES)`. Source: Dao et al. 2022, arXiv 2205.14135.
+    """
+    best = tl.full([QUERIES], float("-inf"), tl.float32)
+    total = tl.zeros([QUERIES], tl.float32)
+    acc = tl.zeros([QUERIES, DIMS], tl.float32)
+    for first in tl.range(start, end, KEYS, num_stages=STAGES):
+        positions = first + tl.arange(0, KEYS)
+        mask = positions < end
+        best, total, acc = attend_tile(
+            queries, k_cache, v_cache, table, positions, mask, mask[None, :], head, scale,
+            best, total, acc, BLOCK_SIZE, WIDTH, D, DIMS, PRECISION,
+        )  # fmt: skip
+    return best, total, acc
+
+
+@triton.jit
 def merge_parts(best, total, acc, part_best, part_total, part_acc):
     """Merge two parts of one softmax, computed from different keys; return the state of all keys.
 
@@ -172,18 +198,12 @@ def _attend_kernel(
     seen = (group < G)[:, None] & (dims < D)[None, :]
     places = heads[:, None] * D + dims[None, :]
     queries = tl.load(q + request.to(tl.int64) * q_stride + places, mask=seen, other=0.0)
-    # 3. The keys, tile by tile.
-    best = tl.full([QUERIES], float("-inf"), tl.float32)
-    total = tl.zeros([QUERIES], tl.float32)
-    acc = tl.zeros([QUERIES, DIMS], tl.float32)
+    # 3. The keys.
     table = block_table + request.to(tl.int64) * table_stride
-    for first in tl.range(start, end, KEYS, num_stages=STAGES):
-        positions = first + tl.arange(0, KEYS)
-        mask = positions < end
-        best, total, acc = attend_tile(
-            queries, k_cache, v_cache, table, positions, mask, mask[None, :], head, scale,
-            best, total, acc, BLOCK_SIZE, K * D, D, DIMS, PRECISION,
-        )  # fmt: skip
+    best, total, acc = attend_keys(
+        queries, k_cache, v_cache, table, start, end, head, scale,
+        BLOCK_SIZE, K * D, D, QUERIES, DIMS, KEYS, PRECISION, STAGES,
+    )  # fmt: skip
     # 4. The answer, or this split's part of it.
     if num_keys <= size:
         row = out + request.to(tl.int64) * (K * G * D)

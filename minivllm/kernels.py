@@ -189,8 +189,11 @@ def add_rms_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tens
 
 
 @triton.jit
-def _silu_mul_kernel(gate_up, out, WIDTH: tl.constexpr, TILE: tl.constexpr):
-    """silu(gate_up[:, :I]) * gate_up[:, I:]; program (t, j) handles tile j of row t."""
+def silu_mul_kernel(gate_up, out, WIDTH: tl.constexpr, TILE: tl.constexpr):
+    """out = silu(gate_up[:, :WIDTH]) * gate_up[:, WIDTH:]; program (t, j) does tile j of row t.
+
+    `gate_up` points at contiguous rows of 2 * WIDTH numbers, `out` at rows of WIDTH.
+    """
     row = tl.program_id(0).to(tl.int64)
     places, mask = tile_places(tl.program_id(1), WIDTH, TILE)
     gate = tl.load(gate_up + row * 2 * WIDTH + places, mask=mask, other=0.0).to(tl.float32)
@@ -200,12 +203,15 @@ def _silu_mul_kernel(gate_up, out, WIDTH: tl.constexpr, TILE: tl.constexpr):
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """`gate_up [T, 2I]` -> silu(gate) * up `[T, I]`; see `ops.silu_mul`."""
+    """`gate_up [T, 2I]` -> silu(gate) * up `[T, I]`, in the same dtype; see `ops.silu_mul`.
+
+    One launch of `silu_mul_kernel` over a grid of two dimensions, with tiles of TILE places.
+    """
     refuse_interpreted_bfloat16(gate_up)
     num_tokens = len(gate_up)
     width = gate_up.shape[1] // 2
     out = gate_up.new_empty(num_tokens, width)
-    _silu_mul_kernel[(num_tokens, triton.cdiv(width, TILE))](gate_up, out, WIDTH=width, TILE=TILE)
+    silu_mul_kernel[(num_tokens, triton.cdiv(width, TILE))](gate_up, out, WIDTH=width, TILE=TILE)
     return out
 
 

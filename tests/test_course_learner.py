@@ -4,6 +4,7 @@ The real model is left out (nothing is fetched; the chapter then says so and goe
 solution notebook runs it, and `minivllm generate` runs here on a checkpoint of a few kilobytes.
 """
 
+import re
 import shutil
 import subprocess
 import sys
@@ -115,7 +116,8 @@ def run_all(folder, monkeypatch, only: tuple[str, ...] = ()) -> dict[str, str]:
         nb.cells = [cell for cell in nb.cells if cell is setup or cell.id in only]
     sandbox.run_notebook(nb, folder, folder / "notebooks", strict=False)
     code = [cell for cell in nb.cells if cell.cell_type == "code"]
-    return {cell.id: "".join(o.get("text", "") for o in cell.outputs) for cell in code}
+    printed = {cell.id: "".join(o.get("text", "") for o in cell.outputs) for cell in code}
+    return {name: re.sub(r"\x1b\[\d+m", "", text) for name, text in printed.items()}
 
 
 def write_answers(folder, answers: dict[str, str]) -> None:

@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -575,7 +576,8 @@ def run_in_jupyter(tree, cells, strict=False):  # noqa: F811
 
 def text_of(output):
     """What an output says without colours."""
-    return output.get("text", "") or output.get("data", {}).get("text/plain", "")
+    text = output.get("text", "") or output.get("data", {}).get("text/plain", "")
+    return re.sub(r"\x1b\[\d+m", "", text)
 
 
 def test_jupyter_runs_all_cells_and_a_new_kernel_knows_what_was_built(tree):  # noqa: F811

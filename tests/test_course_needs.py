@@ -1,82 +1,45 @@
-"""Without Triton (it is made for Linux alone) chapter 07 says so, and nothing fails."""
-
-import os
-import subprocess
-import sys
-from pathlib import Path
+"""Cells that need Triton are skipped where it is missing; all others run."""
 
 import pytest
 
-from course import needs
-from course.verdict import check
-
-ROOT = Path(__file__).resolve().parents[1]
+from course.needs import NEEDS_LINUX, SkipCells
 
 
-@pytest.fixture
-def no_triton(monkeypatch):
-    """As on macOS and Windows."""
-    monkeypatch.setattr(needs, "find_spec", lambda name: None)
+def skipped(skip: SkipCells, source: str) -> bool:
+    """Whether a cell is replaced by a line that says so."""
+    lines = source.splitlines(keepends=True)
+    return skip(lines) != lines
 
 
-@pytest.fixture
-def without_triton(tmp_path):
-    """The environment of a process in which Triton cannot be imported."""
-    lines = "import sys; sys.modules['triton'] = None"
-    (tmp_path / "sitecustomize.py").write_text(lines)
-    paths = [str(tmp_path), str(ROOT)]
-    drop = ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER")
-    rest = {k: v for k, v in os.environ.items() if k not in drop}
-    return rest | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
+def test_a_cell_that_imports_triton_says_why_it_is_skipped() -> None:
+    """With the remedy, also when IPython looks at the cell twice."""
+    for _ in range(2):
+        (line,) = SkipCells()(["import triton\n", "x = 1\n"])
+        assert line == f"print({f'Skipped: this cell {NEEDS_LINUX}.'!r})\n"
+
+
+def test_what_depends_on_a_skipped_cell_is_skipped() -> None:
+    """Through several cells: imports, functions and values."""
+    skip = SkipCells()
+    assert skipped(skip, "import triton\nfrom minivllm import kernels as k\n")
+    assert skipped(skip, "def run():\n    return k.rms_norm\n")
+    assert skipped(skip, "answer = run()\n")
+    assert skipped(skip, "answer\n")
 
 
 @pytest.mark.parametrize(
-    ("text", "wants"),
-    [
-        ("import triton\n", True),
-        ("import os\nimport triton.language as tl\n", True),
-        ("from triton import jit", True),
-        ("import tritonclient", False),
-        ("    import triton  # where it is needed, with something else to do without it", False),
-        ("# import triton", False),
-    ],
+    "source", ["answer = 2\n", "other\n", "%%build kernels.tile_places\n", "%check a\n", "1 +\n"]
 )
-def test_only_what_imports_triton_lacks_it(no_triton, text, wants):
-    """A module that cannot be imported without it, and no other."""
-    assert (needs.lacking(text) is not None) is wants
+def test_what_does_not_depend_on_one_runs(source: str) -> None:
+    """Magics answer for themselves, and Python explains its own errors."""
+    skip = SkipCells()
+    assert skipped(skip, "import triton\nanswer = 1\n")
+    assert not skipped(skip, source)
 
 
-def test_nothing_is_lacking_where_triton_is():
-    """Whatever the code imports."""
-    pytest.importorskip("triton")
-    assert needs.lacking("import triton\n") is None
-
-
-def test_a_check_says_what_it_needs_and_fails_nothing(no_triton):
-    """No exception, although the exercise is still borrowed."""
-    text = check("kernels.tile_places")
-    assert text.startswith("– tile_places: not checked. It needs Linux: ")
-    assert "WSL 2" in text and "container" in text
-
-
-@pytest.mark.course
-def test_a_check_in_a_terminal_ends_well(without_triton):
-    """The real thing: exit code 0."""
-    command = [sys.executable, "-m", "course", "check", "kernels.tile_places"]
-    ran = subprocess.run(
-        command, cwd=ROOT, env=without_triton, capture_output=True, text=True, timeout=60
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert "not checked. It needs Linux" in ran.stdout
-
-
-@pytest.mark.course
-def test_the_notebook_is_skipped(without_triton):
-    """`pytest --nbval` reports its cells as skipped, with the reason."""
-    command = [sys.executable, "-m", "pytest", "--nbval", "solutions/07_kernels.ipynb", "-q", "-rs"]
-    command += ["-p", "no:cacheprovider"]
-    ran = subprocess.run(
-        command, cwd=ROOT, env=without_triton, capture_output=True, text=True, timeout=120
-    )
-    assert ran.returncode == 0, ran.stdout[-2000:]
-    assert "needs Linux" in ran.stdout and " skipped in" in ran.stdout, ran.stdout[-2000:]
+def test_a_name_that_is_defined_again_is_there() -> None:
+    """A later cell gives it a value without Triton."""
+    skip = SkipCells()
+    assert skipped(skip, "import triton\nnames = triton\n")
+    assert not skipped(skip, "names = ['a']\nnames\n")
+    assert not skipped(skip, "names\n")

@@ -23,7 +23,7 @@ if find_spec("triton") is None:
     pytest.skip("Triton is not installed (pip install triton; Linux only)", allow_module_level=True)
 
 sys.path.insert(0, str(Path(__file__).parent))
-from kernel_calls import DEVICE, attend_tile, merge_parts, softmax_step
+from kernel_calls import DEVICE, attend_keys, attend_tile, merge_parts, softmax_step
 from paged_batch import PagedBatch, exact_attention, far_memory
 
 from minivllm import ops
@@ -128,6 +128,58 @@ def test_a_tile_goes_on_where_the_last_one_ended() -> None:
     """One key of score 0 and value 0 came before."""
     assert attend_tile([1.0], [LN_3], [4.0], [0], 2, before=(0.0, 1.0, 0.0)) == [3.0], (
         "weight 1 of the value 0 came before, now weight 3 of the value 4: is the state handed on?"
+    )
+
+
+# -- the helpers: the loop over tiles --
+
+EQUAL = [0.0] * 40  # keys of equal weight
+POSITIONS = [float(position) for position in range(40)]  # values
+
+
+@pytest.mark.exercise("decode_attention.attend_keys")
+def test_every_tile_counts() -> None:
+    """32 keys in two tiles of 16."""
+    assert attend_keys(EQUAL, POSITIONS, 0, 32) == 15.5, (
+        "32 equal keys with the values 0 to 31, in two tiles: 7.5 is the mean of the first tile"
+        " alone, 23.5 that of the last"
+    )
+
+
+@pytest.mark.exercise("decode_attention.attend_keys")
+def test_the_last_tile_may_be_partly_empty() -> None:
+    """Keys after the end are garbage."""
+    assert attend_keys(EQUAL, POSITIONS, 0, 37) == 18.0, (
+        "37 keys in tiles of 16, then garbage: which keys of the third tile are real?"
+    )
+    assert attend_keys(EQUAL, POSITIONS, 0, 1) == 0.0, "one key, of value 0"
+
+
+@pytest.mark.exercise("decode_attention.attend_keys")
+def test_a_part_begins_where_it_is_told_to() -> None:
+    """Keys before the start belong to another program."""
+    assert attend_keys(EQUAL, POSITIONS, 16, 40) == 27.5, (
+        "the values 16 to 39: is a key before `start` read?"
+    )
+    assert attend_keys(EQUAL, POSITIONS, 21, 40) == 30.0, (
+        "the values 21 to 39: do the tiles begin at `start`?"
+    )
+
+
+@pytest.mark.exercise("decode_attention.attend_keys")
+def test_a_later_tile_may_have_the_best_score() -> None:
+    """Weights 1 and 3: sixteen values 0, then sixteen values 4."""
+    keys = [0.0] * 16 + [LN_3] * 16
+    assert attend_keys(keys, [0.0] * 16 + [4.0] * 16, 0, 32) == 3.0, (
+        "one tile of weight 1 and value 0, one of weight 3 and value 4: (0 + 12) / 4"
+    )
+
+
+@pytest.mark.exercise("decode_attention.attend_keys")
+def test_tiles_have_the_size_that_is_asked_for() -> None:
+    """32 keys at a time instead of 16."""
+    assert attend_keys(EQUAL, POSITIONS, 3, 40, tile=32) == 21.0, (
+        "the values 3 to 39 with KEYS = 32: how far does the loop go in one step?"
     )
 
 

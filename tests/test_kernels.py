@@ -23,7 +23,14 @@ if find_spec("triton") is None:
     pytest.skip("Triton is not installed (pip install triton; Linux only)", allow_module_level=True)
 
 sys.path.insert(0, str(Path(__file__).parent))
-from kernel_calls import DEVICE, rms_norm_kernel, slot_mapping_kernel, slots_of, tile_places
+from kernel_calls import (
+    DEVICE,
+    rms_norm_kernel,
+    rounded,
+    slot_mapping_kernel,
+    slots_of,
+    tile_places,
+)
 from paged_batch import far_memory
 
 from minivllm import kernels, ops
@@ -319,10 +326,41 @@ def test_add_rms_norm_normalises_the_sum_as_it_is_stored() -> None:
     assert out.tolist() == [[2088 / 2048, 2007 / 2048]]
 
 
+@pytest.mark.exercise("kernels.silu_mul")
 def test_silu_mul_gates_the_second_half_by_the_first() -> None:
     """silu(2) * 3 = 2 / (1 + e^-2) * 3 = 5.2848; a gate of 0 lets nothing through."""
-    out = kernels.silu_mul(on_device([[0.0, 2.0, 5.0, 3.0]]))
-    torch.testing.assert_close(out.cpu(), torch.tensor([[0.0, 5.284782]]))
+    given = on_device([[0.0, 2.0, 5.0, 3.0]])
+    out = kernels.silu_mul(given)
+    assert tuple(out.shape) == (1, 2), "gate and up together give one number for each pair"
+    assert rounded(out) == [[0.0, 5.2848]], (
+        "one row of two gates and two ups: how many programs did you launch?"
+    )
+    assert given.tolist() == [[0.0, 2.0, 5.0, 3.0]], "`gate_up` is unchanged"
+
+
+@pytest.mark.exercise("kernels.silu_mul")
+def test_silu_mul_has_a_program_for_each_row() -> None:
+    """Three rows of one tile."""
+    rows = random(3, 8)
+    assert kernels.silu_mul(rows.to(DEVICE)).cpu().allclose(ops.silu_mul(rows), atol=1e-5), (
+        "three rows of four places: which axis of the grid counts rows, and which counts tiles?"
+    )
+
+
+@pytest.mark.exercise("kernels.silu_mul")
+def test_silu_mul_has_a_program_for_each_tile() -> None:
+    """Rows of more than one tile, the last of them partly empty; and of none too many."""
+    rows = random(2, 2200)
+    assert kernels.silu_mul(rows.to(DEVICE)).cpu().allclose(ops.silu_mul(rows), atol=1e-5), (
+        f"a tile has {kernels.TILE} places: how many tiles has a row of 1,100 places?"
+    )
+
+
+@pytest.mark.exercise("kernels.silu_mul")
+def test_silu_mul_keeps_the_dtype() -> None:
+    """float16 in, float16 out."""
+    out = kernels.silu_mul(on_device([[0.0, 5.0]], torch.float16))
+    assert out.dtype == torch.float16, "float16 in: which dtype comes out?"
 
 
 @pytest.mark.parametrize("width", [1, 31, kernels.TILE, kernels.TILE + 1])

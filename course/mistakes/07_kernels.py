@@ -295,6 +295,166 @@ def attend_tile(
     return softmax_step(scores, values, best, total, acc, PRECISION)
 
 
+# -- attend_keys --
+
+
+# rule 7: each tile starts from nothing
+@mistake("decode_attention.attend_keys", "7.5 is the mean of the first tile alone, 23.5 that of")
+@triton.jit
+def attend_keys(
+    queries, k_cache, v_cache, table, start, end, head, scale,
+    BLOCK_SIZE: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr, QUERIES: tl.constexpr,
+    DIMS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    for first in tl.range(start, end, KEYS, num_stages=STAGES):
+        best = tl.full([QUERIES], float("-inf"), tl.float32)
+        total = tl.zeros([QUERIES], tl.float32)
+        acc = tl.zeros([QUERIES, DIMS], tl.float32)
+        positions = first + tl.arange(0, KEYS)
+        mask = positions < end
+        best, total, acc = attend_tile(
+            queries, k_cache, v_cache, table, positions, mask, mask[None, :], head, scale,
+            best, total, acc, BLOCK_SIZE, WIDTH, D, DIMS, PRECISION,
+        )  # fmt: skip
+    return best, total, acc
+
+
+# rule 1: one tile
+@mistake("decode_attention.attend_keys", "7.5 is the mean of the first tile alone, 23.5 that of")
+@triton.jit
+def attend_keys(
+    queries, k_cache, v_cache, table, start, end, head, scale,
+    BLOCK_SIZE: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr, QUERIES: tl.constexpr,
+    DIMS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    best = tl.full([QUERIES], float("-inf"), tl.float32)
+    total = tl.zeros([QUERIES], tl.float32)
+    acc = tl.zeros([QUERIES, DIMS], tl.float32)
+    positions = start + tl.arange(0, KEYS)
+    mask = positions < end
+    best, total, acc = attend_tile(
+        queries, k_cache, v_cache, table, positions, mask, mask[None, :], head, scale,
+        best, total, acc, BLOCK_SIZE, WIDTH, D, DIMS, PRECISION,
+    )  # fmt: skip
+    return best, total, acc
+
+
+# rule 5
+@mistake("decode_attention.attend_keys", "which keys of the third tile are real?")
+@triton.jit
+def attend_keys(
+    queries, k_cache, v_cache, table, start, end, head, scale,
+    BLOCK_SIZE: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr, QUERIES: tl.constexpr,
+    DIMS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    best = tl.full([QUERIES], float("-inf"), tl.float32)
+    total = tl.zeros([QUERIES], tl.float32)
+    acc = tl.zeros([QUERIES, DIMS], tl.float32)
+    for first in tl.range(start, end, KEYS, num_stages=STAGES):
+        positions = first + tl.arange(0, KEYS)
+        mask = positions < first + KEYS
+        best, total, acc = attend_tile(
+            queries, k_cache, v_cache, table, positions, mask, mask[None, :], head, scale,
+            best, total, acc, BLOCK_SIZE, WIDTH, D, DIMS, PRECISION,
+        )  # fmt: skip
+    return best, total, acc
+
+
+# rule 8
+@mistake("decode_attention.attend_keys", "the values 16 to 39: is a key before `start` read?")
+@triton.jit
+def attend_keys(
+    queries, k_cache, v_cache, table, start, end, head, scale,
+    BLOCK_SIZE: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr, QUERIES: tl.constexpr,
+    DIMS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    best = tl.full([QUERIES], float("-inf"), tl.float32)
+    total = tl.zeros([QUERIES], tl.float32)
+    acc = tl.zeros([QUERIES, DIMS], tl.float32)
+    for first in tl.range(0, end, KEYS, num_stages=STAGES):
+        positions = first + tl.arange(0, KEYS)
+        mask = positions < end
+        best, total, acc = attend_tile(
+            queries, k_cache, v_cache, table, positions, mask, mask[None, :], head, scale,
+            best, total, acc, BLOCK_SIZE, WIDTH, D, DIMS, PRECISION,
+        )  # fmt: skip
+    return best, total, acc
+
+
+# rule 1: a step of 16, whatever KEYS is
+@mistake("decode_attention.attend_keys", "with KEYS = 32: how far does the loop go in one step?")
+@triton.jit
+def attend_keys(
+    queries, k_cache, v_cache, table, start, end, head, scale,
+    BLOCK_SIZE: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr, QUERIES: tl.constexpr,
+    DIMS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    best = tl.full([QUERIES], float("-inf"), tl.float32)
+    total = tl.zeros([QUERIES], tl.float32)
+    acc = tl.zeros([QUERIES, DIMS], tl.float32)
+    for first in tl.range(start, end, 16, num_stages=STAGES):
+        positions = first + tl.arange(0, KEYS)
+        mask = positions < end
+        best, total, acc = attend_tile(
+            queries, k_cache, v_cache, table, positions, mask, mask[None, :], head, scale,
+            best, total, acc, BLOCK_SIZE, WIDTH, D, DIMS, PRECISION,
+        )  # fmt: skip
+    return best, total, acc
+
+
+# -- silu_mul --
+
+
+# rule 1: one tile for each row
+@mistake("kernels.silu_mul", "how many tiles has a row of 1,100 places?")
+def silu_mul(gate_up: Tensor) -> Tensor:
+    num_tokens = len(gate_up)
+    width = gate_up.shape[1] // 2
+    out = gate_up.new_zeros(num_tokens, width)
+    silu_mul_kernel[(num_tokens, 1)](gate_up, out, WIDTH=width, TILE=TILE)
+    return out
+
+
+# rule 1: rounds down
+@mistake("kernels.silu_mul", "one row of two gates and two ups: how many programs did you launch?")
+def silu_mul(gate_up: Tensor) -> Tensor:
+    num_tokens = len(gate_up)
+    width = gate_up.shape[1] // 2
+    out = gate_up.new_zeros(num_tokens, width)
+    silu_mul_kernel[(num_tokens, width // TILE)](gate_up, out, WIDTH=width, TILE=TILE)
+    return out
+
+
+# the axes of the grid in the other order
+@mistake("kernels.silu_mul", "which axis of the grid counts rows, and which counts tiles?")
+def silu_mul(gate_up: Tensor) -> Tensor:
+    num_tokens = len(gate_up)
+    width = gate_up.shape[1] // 2
+    out = gate_up.new_zeros(num_tokens, width)
+    silu_mul_kernel[(triton.cdiv(width, TILE), num_tokens)](gate_up, out, WIDTH=width, TILE=TILE)
+    return out
+
+
+# the result has the shape of the input
+@mistake("kernels.silu_mul", "gate and up together give one number for each pair")
+def silu_mul(gate_up: Tensor) -> Tensor:
+    num_tokens = len(gate_up)
+    width = gate_up.shape[1] // 2
+    out = torch.zeros_like(gate_up)
+    silu_mul_kernel[(num_tokens, triton.cdiv(width, TILE))](gate_up, out, WIDTH=width, TILE=TILE)
+    return out
+
+
+# rounds to float32
+@mistake("kernels.silu_mul", "float16 in: which dtype comes out?")
+def silu_mul(gate_up: Tensor) -> Tensor:
+    num_tokens = len(gate_up)
+    width = gate_up.shape[1] // 2
+    out = torch.empty(num_tokens, width, device=gate_up.device)
+    silu_mul_kernel[(num_tokens, triton.cdiv(width, TILE))](gate_up, out, WIDTH=width, TILE=TILE)
+    return out
+
+
 # -- merge_parts --
 
 
