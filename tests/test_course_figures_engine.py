@@ -24,7 +24,7 @@ POINTS = [
 ]
 RATES = [
     {"rate": rate, "tokens_per_s": 40 * rate, "first_p50": 90, "first_p90": 140, "gap_p50": 21,
-     "gap_p99": 60}
+     "gap_p90": 60}
     for rate in (0.5, 2)
 ]  # fmt: skip
 

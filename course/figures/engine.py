@@ -141,13 +141,13 @@ def rates(points: Sequence[Mapping[str, float]], capacity: float) -> Picture:
     """Three panels over the request rate: throughput, time to first token, time between tokens.
 
     A point has `rate` (requests per second that arrive), `tokens_per_s`, and milliseconds
-    `first_p50`, `first_p90`, `gap_p50`, `gap_p99`. `capacity` is in requests per second.
+    `first_p50`, `first_p90`, `gap_p50`, `gap_p90`. `capacity` is in requests per second.
     """
     figure, panels = new_axes(3.5, 1, 3)
     curves = [
         ("Output", "tokens per second", ["tokens_per_s"]),
         ("First token", "ms", ["first_p50", "first_p90"]),
-        ("Between tokens", "ms", ["gap_p50", "gap_p99"]),
+        ("Between tokens", "ms", ["gap_p50", "gap_p90"]),
     ]
     places = range(len(points))
     for ax, (title, unit, names) in zip(panels, curves, strict=True):
@@ -177,7 +177,7 @@ def rates(points: Sequence[Mapping[str, float]], capacity: float) -> Picture:
     parts = [
         f"{p['rate']:.2g} requests/s: {p['tokens_per_s']:.0f} tok/s, first token"
         f" {p['first_p50']:.0f} ms (p90 {p['first_p90']:.0f}), between tokens"
-        f" {p['gap_p50']:.0f} ms (p99 {p['gap_p99']:.0f})"
+        f" {p['gap_p50']:.0f} ms (p90 {p['gap_p90']:.0f})"
         for p in points
     ]
     words = f"the machine is full at {capacity:.2g} requests per second"
@@ -185,6 +185,26 @@ def rates(points: Sequence[Mapping[str, float]], capacity: float) -> Picture:
 
 
 # -- memory ----------------------------------------------------------------------------------------
+
+
+def phases(seconds: Mapping[str, float], where: str) -> Picture:
+    """From a command to its first token: each phase begins where the one before it ends."""
+    figure, ax = new_axes(1.3 + 0.3 * len(seconds))
+    total = sum(seconds.values())
+    start = 0.0
+    for y, value in enumerate(seconds.values()):
+        ax.barh(y, value, 0.7, left=start, **fill("prefill"))
+        at_right = start > total / 2
+        x = start - 0.01 * total if at_right else start + value + 0.01 * total
+        write(ax, x, y, f"{value:.2f} s", ha="right" if at_right else "left")
+        start += value
+    label(ax, f"{total:.1f} s from the command to the first token", "seconds", "")
+    ax.set_yticks(range(len(seconds)), list(seconds))
+    ax.invert_yaxis()
+    ax.set_xlim(0, total * 1.05)
+    source(figure, where)
+    parts = [f"{name} {value:.2f} s" for name, value in seconds.items()]
+    return picture(figure, f"Bars of seconds, one after the other. {', '.join(parts)}.")
 
 
 def memory(trace: Trace) -> Picture:

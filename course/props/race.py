@@ -44,6 +44,30 @@ def run_fresh(code: str, folder: Path | None = None) -> str:
     return process.stdout.strip()
 
 
+COLD_START = """
+import os, time
+marks = [("Python", START)]
+def mark(name): marks.append((name, time.time()))
+mark("Python starts")
+import torch
+mark("import torch")
+from minivllm import LLM, SamplingParams
+mark("import minivllm")
+llm = LLM(MODEL, dtype="float32", num_kv_blocks=8, progress=False)
+mark("load weights, compile, allocate")
+llm.generate("The capital of France is", SamplingParams(max_tokens=1), use_tqdm=False)
+mark("first token")
+for (_, began), (name, ended) in zip(marks, marks[1:]): print(name, ended - began, sep="=")
+"""
+
+
+def cold_start(model: str, folder: Path | None = None) -> dict[str, float]:
+    """Return the seconds of each phase from starting a new Python to its first token."""
+    settings = f"MODEL = {model!r}\nSTART = {time.time()}\n"
+    lines = run_fresh(settings + COLD_START, folder).split("\n")
+    return {name: float(value) for name, _, value in (line.rpartition("=") for line in lines)}
+
+
 @dataclass
 class Result:
     """What one engine did in a race."""
