@@ -33,6 +33,7 @@ from minivllm.pictures.timeline import count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from torch import Tensor
 
 # Ranks of one picture: a colour each, and a name or a number beside it.
 STATES = ("decode", "prefill", "cached", "waiting")
@@ -102,6 +103,27 @@ def matrices(pieces: Sequence[Any], title: str) -> Picture:
     keys = [key(STATES[rank % 4], f"rank {rank}") for rank in sorted(ranks)]
     legend(ax, [*keys, key("free", "all ranks")])
     return picture(figure, f"{title}. {'; '.join(words)}.")
+
+
+def by_outputs(x: Tensor, weights: Sequence[Tensor], results: Sequence[Tensor]) -> Picture:
+    """A product cut by its outputs: `x [1, in]`, and by rank the weight `[out / R, in]` and the
+    result `[1, out / R]`."""
+    cut = [("weight.T", weight.T.tolist(), rank) for rank, weight in enumerate(weights)]
+    made = [("result", part.tolist(), rank) for rank, part in enumerate(results)]
+    return matrices([("x", x.tolist(), None), "·", *cut, "=", *made], "Cut by outputs")
+
+
+def by_inputs(
+    inputs: Sequence[Tensor], weights: Sequence[Tensor], sums: Sequence[Tensor]
+) -> Picture:
+    """A product cut by its inputs: by rank the input `[1, in / R]`, the weight `[out, in / R]` and
+    the part `[1, out]` of every sum."""
+    pieces: list[Any] = []
+    for rank, (x, weight) in enumerate(zip(inputs, weights, strict=True)):
+        pieces += ["+"] if rank else []
+        pieces += [("input", x.tolist(), rank), "·", ("weight.T", weight.T.tolist(), rank)]
+    total: Any = sum(sums)
+    return matrices([*pieces, "=", ("sum", total.tolist(), None)], "Cut by inputs: parts are added")
 
 
 def heads(num_heads: int, num_kv_heads: int, held: Mapping[int, Sequence[int]]) -> Picture:
