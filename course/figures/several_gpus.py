@@ -93,7 +93,9 @@ def _panel(ax: Any, name: str, rows: Sequence[tuple[Result, Sequence[Result]]]) 
     for y, (alone, result) in enumerate(bars):
         gain = speed_of(result) / speed_of(alone)
         ax.barh(y, gain, 0.62, **fill("decode" if result["decode_tokens_per_s"] else "prefill"))
-        write(ax, gain + 0.02, y, f"{gain:.2f}×", ha="left", bbox=PLATE)
+        # Left of the line at 1 the number is inside its bar, or the line would cross it.
+        end, side = (gain - 0.02, "right") if gain < 1 else (gain + 0.02, "left")
+        write(ax, end, y, f"{gain:.2f}×", ha=side, bbox=PLATE)
         rates = f"{speed(speed_of(alone))} to {speed(speed_of(result))} tok/s"
         shown = f"{rates}, {result['sums_share']:.0%} in sums"
         write(ax, 1.02, y, shown, ha="left", transform=ax.get_yaxis_transform())

@@ -90,6 +90,21 @@ def part_of(name: str, config: ModelConfig, rank: int, size: int) -> Part | None
     return Part(int(module in ROW_PARALLEL), mine.start, mine.stop, whole)
 
 
+# rule 2: right until ranks share a head
+@mistake(
+    "tensor_parallel.part_of",
+    "do ranks 0 and 1 hold head 0, and ranks 2 and 3 head 1?",
+)
+def part_of(name: str, config: ModelConfig, rank: int, size: int) -> Part | None:
+    module, kind = name.split(".")[-2:]
+    entries = entries_of(module, config, rank, size)
+    is_row_parallel = module in ROW_PARALLEL
+    if entries is None or (is_row_parallel and kind == "bias"):
+        return None
+    mine, whole = entries
+    return Part(int(is_row_parallel), rank * len(mine), (rank + 1) * len(mine), whole)
+
+
 # -- tensor_parallel.cut --
 
 
@@ -361,6 +376,19 @@ def compute(self, message: StepMessage) -> None:
         for number, start, length, samples, is_decode in message.chunks
     ]
     self.hear(message)
+    plan = self.runner.plan(chunks)
+    plan.is_plain = message.is_plain
+    self.runner.step(plan)
+
+
+# rule 6: the leader's order is part of the plan
+@mistake("leader.Follower.compute", "request 5 is first in the message: is it first in the plan?")
+def compute(self, message: StepMessage) -> None:
+    self.hear(message)
+    chunks = [
+        Chunk(self.requests[number], start, length, samples, is_decode)
+        for number, start, length, samples, is_decode in sorted(message.chunks)
+    ]
     plan = self.runner.plan(chunks)
     plan.is_plain = message.is_plain
     self.runner.step(plan)
