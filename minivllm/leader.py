@@ -1,11 +1,11 @@
-"""Leader and workers: one rank decides what a step computes, and all compute it.
+"""Leader and workers: one rank decides what a step computes, and all ranks compute it.
 
-The leader has the requests, the scheduler and the sampler. Before each step it tells the workers
-what they cannot know: which chunks, the tokens of requests that are new to them, the blocks that
-the others have gained. Whether a request prefills or decodes is part of the message; workers never
-infer it. Does not handle how a message travels (see `distributed.process_group`). Notebook 09.
+The leader has the requests, the scheduler and the sampler. Before each step it sends the workers
+the chunks, the tokens of new requests, and the blocks that tables have gained. The message also
+says whether a request prefills or decodes; workers never infer it. Does not send the message
+itself (see `distributed.process_group`). Notebook 09.
 
-Source: vLLM's `SchedulerOutput`, which carries whole requests once and changes afterwards.
+Source: vLLM's `SchedulerOutput`, which carries each request whole once, and then its changes.
 """
 
 from __future__ import annotations
@@ -21,39 +21,39 @@ from minivllm.distributed.process_group import ProcessGroup
 from minivllm.model_runner import ModelRunner, Pending
 from minivllm.request import Chunk, Request, SamplingParams
 
-# -- what is said of a step -------------------------------------------------------------------
+# -- the message of a step --------------------------------------------------------------------
 
 
 @dataclass
 class StepMessage:
-    """All that a worker needs to know of one step. Requests go by numbers that the leader gives.
+    """All that a worker needs for one step. The leader assigns each request a number.
 
-    What a worker has been told once it keeps, until the request is `released`.
+    A worker keeps what it has received about a request until the request is `released`.
     """
 
-    released: list[int]  # requests that hold no row any more
-    new_tokens: list[tuple[int, list[int]]]  # requests without a row so far, and all their tokens
-    new_blocks: list[tuple[int, list[int]]]  # what block tables have gained
+    released: list[int]  # requests that no longer hold a row
+    new_tokens: list[tuple[int, list[int]]]  # new requests, and all their tokens
+    new_blocks: list[tuple[int, list[int]]]  # blocks that tables have gained
     # request, start, length, whether it samples, whether it decodes: see `request.Chunk`
     chunks: list[tuple[int, int, int, bool, bool]]
     is_plain: bool  # see `rows.StepPlan`
     wiped: list[int] = field(default_factory=list)  # blocks to clear first: `ModelRunner.wipe`
 
     def encode(self) -> bytes:
-        """JSON: readable, and unlike a pickle nothing in it is ever run."""
+        """Return the message as JSON, which unlike a pickle can't run code."""
         return json.dumps(vars(self), separators=(",", ":")).encode()
 
     @classmethod
     def decode(cls, message: bytes) -> StepMessage:
-        """The message that `encode` wrote."""
+        """Return the message that `encode` wrote."""
         return cls(**json.loads(message))
 
 
 class Directory:
-    """What the leader's workers know: which requests, and how much of their block tables.
+    """What the workers know: which requests, and how much of their block tables.
 
-    Invariant: `number_of` has exactly the requests that hold a row on the workers, once they have
-    heard the last message; `num_blocks[number]` is the length of the table they have.
+    Invariant: once the workers have the last message, `number_of` has exactly the requests that
+    hold a row on them, and `num_blocks[number]` is the length of the table they have.
     """
 
     def __init__(self) -> None:
@@ -63,14 +63,14 @@ class Directory:
         self.next_number = 0
 
     def release(self, request: Request) -> None:
-        """Forget a request that holds no row any more; the next message tells the workers."""
+        """Forget a request that no longer holds a row; the next message tells the workers."""
         number = self.number_of.pop(request.request_id, None)
         if number is not None:
             del self.num_blocks[number]
             self.released.append(number)
 
     def introduce(self, request: Request) -> int:
-        """Give a request that is new to the workers a number, under which they know no blocks."""
+        """Assign a number to a request that is new to the workers, and return it."""
         number = self.next_number
         self.next_number += 1
         self.number_of[request.request_id] = number
@@ -78,12 +78,11 @@ class Directory:
         return number
 
     def describe(self, chunks: Sequence[Chunk], is_plain: bool) -> StepMessage:
-        """Return the message about a step of these chunks, with only what the workers do not
-        know yet; what it says counts as known from here on.
+        """Return the message for a step of these chunks, and record that the workers know it.
 
-        A request without a number gets one (`introduce`). `released` is emptied into the message.
-        The message's lists follow the order of the chunks; a request whose block table has not
-        grown is not in `new_blocks`.
+        It has only what the workers don't know yet. A request without a number gets one
+        (`introduce`). `released` moves into the message and is empty afterwards. The message's
+        lists are in the order of the chunks. `new_blocks` has only tables that have grown.
 
         Example: request "a" (tokens [5, 6], block table [3]) is new and computes its prompt, "b",
         number 4, decodes at position 16 and has gained block 7: new_tokens [(5, [5, 6])],
@@ -96,7 +95,7 @@ class Directory:
             if request.request_id not in self.number_of:
                 message.new_tokens.append((self.introduce(request), request.token_ids))
             number = self.number_of[request.request_id]
-            # Tables grow at their end only.
+            # Tables grow only at their end.
             gained = request.block_table[self.num_blocks[number] :]
             if gained:
                 message.new_blocks.append((number, gained))
@@ -110,7 +109,7 @@ class Directory:
 
 
 class Leader:
-    """The runner of rank 0: the workers launch every step that it launches."""
+    """The runner of rank 0; every step that it launches is computed by all ranks."""
 
     def __init__(self, runner: ModelRunner, group: ProcessGroup) -> None:
         self.runner = runner
@@ -120,7 +119,7 @@ class Leader:
 
     @property
     def model(self) -> Any:
-        """The leader's shard; its config says what the whole model's vocabulary is."""
+        """The leader's shard; its config has the vocabulary of the whole model."""
         return self.runner.model
 
     @torch.inference_mode()
@@ -138,7 +137,7 @@ class Leader:
         return pending
 
     def release(self, request: Request) -> None:
-        """The request no longer runs: its row is free on all ranks."""
+        """Free the request's row on all ranks."""
         self.runner.release(request)
         self.directory.release(request)
 
@@ -148,7 +147,7 @@ class Leader:
         self.wiped += block_ids
 
     def close(self) -> None:
-        """Release the graphs, then end the workers. No step may follow."""
+        """Release the graphs, then end the workers; no step may follow."""
         self.runner.close()
         self.group.close()
 
@@ -170,9 +169,9 @@ class WatchedEvent:
 
 
 class Follower:
-    """A worker: computes the steps that the messages describe, with a runner of its own.
+    """A worker: computes the steps that messages describe, with its own runner.
 
-    Invariant: `requests` has those that hold a row, as far as the leader has told of them.
+    Invariant: `requests`, by number, has those that hold a row, as of the last message.
     """
 
     def __init__(self, runner: ModelRunner) -> None:
@@ -180,20 +179,20 @@ class Follower:
         self.requests: dict[int, Request] = {}
 
     def follow(self, receive: Callable[[], bytes]) -> None:
-        """Compute what comes, until an empty message comes."""
+        """Compute the steps of all messages until an empty one arrives."""
         while message := receive():
             self.compute(StepMessage.decode(message))
 
     @torch.inference_mode()
     def compute(self, message: StepMessage) -> None:
-        """Start one step of the message's chunks; does not wait for the device.
+        """Start one step of the message's chunks, in their order; don't wait for the device.
 
-        `self.requests`, by number, is up to date once `hear(message)` has been called. The runner
-        makes a plan of `Chunk`s (`self.runner.plan(chunks)`) and computes it
-        (`self.runner.step(plan)`). Whether a chunk decodes, and whether the step is plain
-        (`plan.is_plain`), is what the leader says: a worker does not know the sampling settings.
+        `hear(message)` updates `self.requests`. The runner plans a list of `Chunk`s
+        (`self.runner.plan(chunks)`) and computes the plan (`self.runner.step(plan)`). The leader
+        decides whether a chunk decodes and whether the step is plain (`plan.is_plain`), because a
+        worker doesn't know the sampling settings.
         """
-        # First of all: new requests may need the rows of those that are released.
+        # First, because new requests may need the rows of released ones.
         self.hear(message)
         chunks = [
             Chunk(self.requests[number], start, length, samples, is_decode)
@@ -204,7 +203,7 @@ class Follower:
         self.runner.step(plan)
 
     def hear(self, message: StepMessage) -> None:
-        """Bring `requests` up to date, and give the rows of the released ones back."""
+        """Update `requests`, and free the rows of released ones."""
         if message.wiped:
             self.runner.wipe(message.wiped)
         for number in message.released:
@@ -216,7 +215,7 @@ class Follower:
 
 
 def _known_by_number(number: int, token_ids: list[int]) -> Request:
-    """A request as a worker knows it: only the leader knows how to sample."""
+    """Return a request as a worker knows it, without sampling settings."""
     return Request(
         request_id=str(number),
         token_ids=token_ids,

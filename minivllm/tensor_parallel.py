@@ -1,9 +1,9 @@
-"""Tensor parallelism: a model cut into shards, one for each rank, that compute each step together.
+"""Tensor parallelism: a model cut into shards, one per rank, that compute each step together.
 
-A product whose outputs are cut needs no other rank (column parallel); one whose inputs are cut
-gives a part of every sum, and the parts are added up over the ranks (row parallel). Attention and
-MLP are one of each: two sums a layer. Does not handle processes (see `distributed`) or what is
-computed when (see `leader`). Notebook 09.
+A product whose outputs are cut needs no other rank (column parallel). One whose inputs are cut
+computes a part of every sum, and the parts are added up over the ranks (row parallel). Attention
+and MLP each have one of both, so a layer needs two sums. Does not handle processes (see
+`distributed`) or scheduling (see `leader`). Notebook 09.
 
 Tensor letters: T tokens, N requests, R ranks; H, K, D, V, I as in `model`, of the whole model.
 
@@ -28,30 +28,30 @@ from minivllm.rows import SamplingRows
 
 
 class Group(Protocol):
-    """The ranks that compute together, as one of them sees it.
+    """The ranks that compute together, seen from one of them.
 
-    Every rank makes the same calls in the same order; each call waits for all. Filled by
-    `distributed.process_group.ProcessGroup`.
+    Every rank makes the same calls in the same order; each call waits for all ranks. Implemented
+    by `distributed.process_group.ProcessGroup`.
     """
 
     rank: int  # from 0, which is the leader
     size: int
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum of all ranks' `x`, for each of them, in the memory of `x`."""
+        """Return the sum of all ranks' `x` on each rank; overwrites `x`."""
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """All ranks' `x [...]`, in the order of the ranks: `[R, ...]`, for each of them."""
+        """Return all ranks' `x [...]` in rank order, `[R, ...]`, on each rank."""
 
     def broadcast(self, x: Tensor) -> Tensor:
-        """The leader's `x`, for each of them, in the memory of `x`."""
+        """Return the leader's `x` on each rank; overwrites `x`."""
 
 
-# -- which part is whose ----------------------------------------------------------------------
+# -- whose part --------------------------------------------------------------------------------
 
 
 def share_of(total: int, rank: int, size: int) -> range:
-    """The numbers from 0 to `total` that belong to a rank, where `size` divides `total`.
+    """Return the numbers from 0 to `total` that belong to a rank; `size` must divide `total`.
 
     Example: of 9 heads, rank 1 of 3 has 3, 4 and 5.
     """
@@ -62,7 +62,7 @@ def share_of(total: int, rank: int, size: int) -> range:
 def kv_heads_of(num_kv_heads: int, rank: int, size: int) -> range:
     """Return the key/value heads that the query heads of `rank` (of `size` ranks) read.
 
-    Query heads are shared evenly, in order. Either number of heads or `size` divides the other.
+    Query heads are divided evenly, in order. One of `num_kv_heads` and `size` divides the other.
     Examples: of 6 heads, rank 1 of 3 holds heads 2 and 3. Of 2 heads, ranks 0 and 1 of 4 hold
     head 0, ranks 2 and 3 hold head 1.
     """
@@ -73,19 +73,19 @@ def kv_heads_of(num_kv_heads: int, rank: int, size: int) -> range:
 
 
 def padded_vocab_size(vocab_size: int, size: int) -> int:
-    """The next multiple of `size`: as many rows every rank can have alike. 259, 3 -> 261."""
+    """Return the next multiple of `size`, so that each rank has as many rows. 259, 3 -> 261."""
     return -(-vocab_size // size) * size
 
 
 def fits(config: ModelConfig, size: int) -> bool:
-    """Whether the model can be cut for `size` ranks: query heads and MLP columns come out even,
-    and key/value heads as `kv_heads_of` wants them."""
+    """Return whether `size` ranks can share the model: `size` divides the query heads and the MLP
+    columns, and divides the key/value heads or is a multiple of them."""
     even = config.num_heads % size == 0 and config.intermediate_size % size == 0
     return even and (config.num_kv_heads % size == 0 or size % config.num_kv_heads == 0)
 
 
 def require_fit(config: ModelConfig, size: int) -> None:
-    """Raise ValueError, with the numbers and the sizes that would work, unless `fits`."""
+    """Raise ValueError, with the numbers and the sizes that work, unless the model `fits`."""
     if fits(config, size):
         return
     sizes = [str(n) for n in range(1, config.num_heads + 1) if fits(config, n)]
@@ -97,7 +97,7 @@ def require_fit(config: ModelConfig, size: int) -> None:
 
 
 def shard_config(config: ModelConfig, size: int) -> ModelConfig:
-    """The shape of one rank's shard: every size that is cut, cut."""
+    """Return the shape of one rank's shard, with every size that is cut divided."""
     return dataclasses.replace(
         config,
         num_heads=config.num_heads // size,
@@ -112,8 +112,10 @@ def shard_config(config: ModelConfig, size: int) -> ModelConfig:
 
 @dataclass(frozen=True)
 class Part:
-    """The entries `start` to `stop` of a tensor along one dimension, which has `whole` entries;
-    a `stop` beyond them stands for padding."""
+    """The entries from `start` to `stop` of a tensor along one dimension of `whole` entries.
+
+    Entries past `whole` are padding.
+    """
 
     dim: int  # 0: rows, 1: columns
     start: int
@@ -121,22 +123,22 @@ class Part:
     whole: int
 
 
-# The products whose inputs are cut; of all others it is the outputs.
+# Products whose inputs are cut; all others are cut by their outputs.
 ROW_PARALLEL = ("o_proj", "down_proj")
 
 
 def entries_of(module: str, config: ModelConfig, rank: int, size: int) -> tuple[range, int] | None:
-    """The rank's entries of a module along the dimension that is cut, and how many there are in
-    all; None for a module that every rank holds whole.
+    """Return a rank's entries of a module along the dimension that is cut, and the number of all
+    entries; None for a module that every rank holds whole.
 
-    Example, 9 query heads of 64, rank 1 of 3: "o_proj" (range(192, 384), 576). The vocabulary is
-    padded: of 259 tokens rank 2 of 3 has (range(174, 261), 259).
+    Examples: with 9 query heads of 64, rank 1 of 3 has (range(192, 384), 576) of "o_proj". The
+    vocabulary is padded: of 259 tokens, rank 2 of 3 has (range(174, 261), 259).
     """
     heads = share_of(config.num_heads, rank, size)
     kv_heads = kv_heads_of(config.num_kv_heads, rank, size)
     columns = share_of(config.intermediate_size, rank, size)
     tokens = share_of(padded_vocab_size(config.vocab_size, size), rank, size)  # and padding
-    # modules: the numbers that are this rank's, of how many, the entries of each
+    # modules: this rank's numbers, the number of all, entries per number
     cuts = {
         ("q_proj", "o_proj"): (heads, config.num_heads, config.head_dim),
         ("k_proj", "v_proj"): (kv_heads, config.num_kv_heads, config.head_dim),
@@ -150,11 +152,11 @@ def entries_of(module: str, config: ModelConfig, rank: int, size: int) -> tuple[
 
 
 def part_of(name: str, config: ModelConfig, rank: int, size: int) -> Part | None:
-    """Return the part of the checkpoint's tensor `name` that a rank holds; None: all of it.
+    """Return the part of the checkpoint's tensor `name` that a rank holds, None for all of it.
 
     Weights are `[out, in]`. Products whose outputs are heads, MLP columns or tokens are cut by
-    output, biases too; those that read heads or MLP columns (`ROW_PARALLEL`) are cut by input, and
-    their biases, which are added once, stay whole. All other tensors stay whole.
+    output, and so are their biases. Products that read heads or MLP columns (`ROW_PARALLEL`) are
+    cut by input, and their biases stay whole. All other tensors stay whole.
 
     Example, SmolLM2 (9 query and 3 key/value heads of 64), rank 1 of 3: of
     "model.layers.0.self_attn.q_proj.weight" Part(0, 192, 384, 576), of "...k_proj.weight" Part(0,
@@ -171,13 +173,13 @@ def part_of(name: str, config: ModelConfig, rank: int, size: int) -> Part | None
 
 
 def cut(tensor: Tensor | StoredTensor, part: Part) -> Tensor:
-    """Return the entries of a part, in the tensor's dtype; rows past its end are zeros.
+    """Return the entries of a part, in the tensor's dtype; rows past the tensor's end are zeros.
 
-    A `StoredTensor` is in a file: only what the part needs may be read, with one slice that begins
-    and ends inside it. Only rows are padded. Example: of 5 rows, Part(0, 3, 6, 5) is rows 3 and 4
-    and a row of zeros, Part(0, 6, 9, 5) three rows of zeros.
+    A `StoredTensor` is in a file: read only the part, with one slice that begins and ends inside
+    the tensor. Only rows are padded. Rows may have any shape. Examples: of 5 rows,
+    Part(0, 3, 6, 5) is rows 3 and 4 and a row of zeros, Part(0, 6, 9, 5) three rows of zeros.
     """
-    # Inside the file, also where all of a rank's tokens are padding.
+    # Both ends stay inside the file, even if all of a rank's tokens are padding.
     entries = slice(min(part.start, part.whole), min(part.stop, part.whole))
     piece = tensor[entries] if part.dim == 0 else tensor[:, entries]
     missing = (part.stop - part.start) - piece.shape[part.dim]
@@ -185,7 +187,7 @@ def cut(tensor: Tensor | StoredTensor, part: Part) -> Tensor:
 
 
 def take_part(config: ModelConfig, rank: int, size: int) -> Take:
-    """For `weights.load_model`: a rank's part of every tensor, and no more, is read."""
+    """Return a function for `weights.load_model` that reads only a rank's part of each tensor."""
 
     def take(name: str, stored: StoredTensor) -> Tensor:
         module, _, kind = name.rpartition(".")
@@ -204,7 +206,7 @@ def take_part(config: ModelConfig, rank: int, size: int) -> Take:
 
 
 def groups_of(columns: Part, size: int) -> Part:
-    """A part of a weight's columns, counted in the groups of 32 that share a scale in `Codes`.
+    """Return a part of a weight's columns in units of the 32 that share a scale in `Codes`.
 
     Raises ValueError for a part that begins or ends within a group.
     """
@@ -221,14 +223,14 @@ def groups_of(columns: Part, size: int) -> Part:
 
 
 class RowParallelLinear(nn.Module):
-    """`x [T, in / R] -> [T, out]`: each rank has some columns of the weight, and in `x` what goes
-    with them."""
+    """A product whose inputs are cut, `x [T, in / R] -> [T, out]`: each rank has some columns of
+    the weight, and the entries of `x` that they multiply."""
 
     def __init__(self, linear: Linear, group: Group) -> None:
         super().__init__()
         self.linear = linear
         self.group = group
-        # Taken away from the product: with R ranks it would be added R times.
+        # Removed from the product, or R ranks would add it R times.
         self.bias = linear.bias
         linear.bias = None
 
@@ -256,17 +258,17 @@ class VocabParallelEmbedding(nn.Module):
     def forward(self, input_ids: Tensor) -> Tensor:
         """Return the rows of all tokens on each rank: `input_ids [T]` -> `[T, hidden]`.
 
-        `input_ids` are unchanged. The host reads nothing: a graph replays this.
+        `input_ids` are unchanged. Reads no value on the host, so that a CUDA graph can replay it.
         """
         rows = input_ids - self.start
         is_other = (rows < 0) | (rows >= self.num_rows)
-        # Any row will do for the tokens of others: it is not used.
+        # Tokens of other ranks look up row 0, which is zeroed below.
         x = self.embedding(rows.masked_fill(is_other, 0))
         return self.group.all_reduce(x.masked_fill_(is_other.unsqueeze(1), 0))
 
 
 class VocabParallelHead(nn.Module):
-    """`hidden [N, hidden] -> logits [N, V]`: each rank computes those of its own tokens."""
+    """`hidden [N, hidden] -> logits [N, V]`: each rank computes the logits of its own tokens."""
 
     def __init__(self, linear: Linear, vocab_size: int, group: Group) -> None:
         super().__init__()
@@ -280,8 +282,8 @@ class VocabParallelHead(nn.Module):
         return self.linear.weight
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return the logits of all tokens on each rank, without those of padding rows: `hidden
-        [N, hidden]` -> `[N, V]`."""
+        """Return the logits of all tokens, without padding, on each rank: `hidden [N, hidden]` ->
+        `[N, V]`."""
         parts = self.group.all_gather(self.linear(hidden))  # [R, N, padded V / R]
         return parts.transpose(0, 1).flatten(1)[:, : self.vocab_size]
 
@@ -289,8 +291,10 @@ class VocabParallelHead(nn.Module):
 def load_shard(
     group: Group, path: str | Path, config: ModelConfig, *arguments: Any, **options: Any
 ) -> CausalLM:
-    """A rank's shard of the model in the directory `path`, ready to run; arguments and options are
-    those of `weights.load_model`. No more than this rank's part is ever in memory."""
+    """Return a rank's shard of the model in the directory `path`, ready to run.
+
+    Arguments and options are those of `weights.load_model`. Loads only this rank's part.
+    """
     take = take_part(config, group.rank, group.size)
     shape = shard_config(config, group.size)
     shard = load_model(path, shape, *arguments, take=take, **options)
@@ -298,25 +302,27 @@ def load_shard(
 
 
 def parallelize(model: CausalLM, vocab_size: int, group: Group) -> CausalLM:
-    """Make a model of the shape `shard_config`, filled with a rank's parts, compute what the whole
-    one does: in place, layer by layer. Returns the model."""
+    """Replace layers so that a rank's shard computes the same as the whole model; returns `model`.
+
+    `model` has the shape `shard_config` and a rank's parts of the weights. Changed in place.
+    """
     layers: Any = model.model.layers
     for layer in layers:
         layer.self_attn.o_proj = RowParallelLinear(layer.self_attn.o_proj, group)
         layer.mlp.down_proj = RowParallelLinear(layer.mlp.down_proj, group)
     embedding: Any = model.model.embed_tokens
-    # Called like the modules that stand there otherwise.
+    # Called like the modules that they replace.
     head: Any = VocabParallelHead(model.lm_head or tied_head(embedding), vocab_size, group)
     model.model.embed_tokens, model.lm_head = VocabParallelEmbedding(embedding, group), head  # type: ignore[assignment]
-    # Heads and columns are this rank's; the logits, and who chooses among them, know all tokens.
+    # Heads and columns are this rank's; logits and sampler have all tokens.
     model.config = dataclasses.replace(model.config, vocab_size=vocab_size)
     return model
 
 
 def tied_head(embedding: Embedding) -> Linear:
-    """The product that turns hidden states into logits with the embedding's own rows."""
+    """Return the product that computes logits with the rows of the embedding."""
     num_rows, hidden_size = embedding.weight.shape
-    with torch.device("meta"):  # no memory: the weight is there already
+    with torch.device("meta"):  # no memory: the embedding has the weight
         head = Linear(hidden_size, num_rows, False, embedding.ops)
     head.weight = embedding.weight
     head.codes = embedding.codes
@@ -324,10 +330,10 @@ def tied_head(embedding: Embedding) -> Linear:
 
 
 def choose_together(sample: Sample, group: Group) -> Sample:
-    """A sampler whose tokens all ranks get from the leader.
+    """Return a sampler that gives all ranks the leader's tokens.
 
-    Sums rounded differently, or another generator, would make ranks that choose for themselves
-    disagree, and then each goes on with a text of its own.
+    Ranks that sampled for themselves could disagree, because of rounding or another generator, and
+    would then continue with different texts.
     """
 
     def sample_once(logits: Tensor, settings: SamplingRows, positions: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
-"""The pictures of chapter 09 say what they were given, in image and words."""
+"""The pictures of chapter 09 show their numbers in the image and in words."""
 
 import json
 
 import pytest
+import torch
 from figure_checks import assert_fits_the_page_and_is_described
 
 from course.figures import tensor_parallel as draw
@@ -53,6 +54,8 @@ RESULTS = [
     result(2, "batch 1 x 512 in, 128 out", 190.0, 900.0, model="large shape, random weights"),
 ]
 
+ONES = torch.ones(1, 1)
+
 PICTURES = {
     "gains": lambda: draw.gains(RESULTS),
     "memory": lambda: draw.memory({"large": 141.0, "small": 16.0}, {"card": 24.0}),
@@ -65,7 +68,8 @@ PICTURES = {
         "A layer",
     ),
     "latency": lambda: draw.latency({"2 ranks": {1024: 50.0, 4096: 80.0}}, {"one": 2048}),
-    "costs": lambda: draw.costs({"mine": {"small": (1.0, 3.0), "large": (1234.0, 4.0)}}),
+    "by_outputs": lambda: draw.by_outputs(ONES, [2 * ONES, 3 * ONES], [4 * ONES, 5 * ONES]),
+    "by_inputs": lambda: draw.by_inputs([ONES, 2 * ONES], [ONES, ONES], [4 * ONES, 5 * ONES]),
     "ranks_in_time": lambda: draw.ranks_in_time(STEP, "A step"),
 }
 
@@ -90,7 +94,7 @@ def test_pictures_are_the_same_each_time():
         ("missing", ["4 query heads cannot find", "q2 on rank 1 reads 0"]),
         ("shared", ["rank 1 holds [2, 3]"]),
         ("parts", ["q rows 2 to 3; o columns 2 to 3; n rows 0 to 3"]),
-        ("latency", ["2 ranks: 50 us for 1 KiB, 80 us for 4 KiB"]),
+        ("latency", ["2 ranks: 50 µs for 1 KiB, 80 µs for 4 KiB"]),
         (
             "gains",
             [
@@ -99,12 +103,13 @@ def test_pictures_are_the_same_each_time():
                 "64 prompts, 2 GPUs 0.67 (9,000 to 6,000 tok/s). large: 1 at a time, 2 GPUs 1.90",
             ],
         ),
-        ("costs", ["mine, small: 1 ms, 3 ms; mine, large: 1,234 ms, 4 ms"]),
+        ("by_outputs", ["Cut by outputs. x: [[1.0]]; weight.T: [[2.0]]", "result: [[5.0]]"]),
+        ("by_inputs", ["input: [[2.0]]; weight.T: [[1.0]]; sum: [[9.0]]"]),
         ("ranks_in_time", ["7.0 ms", "rank 1: 1 sums", "sum 2.00 ms, choice 1.00 ms"]),
     ],
 )
 def test_words_name_the_numbers(name, words):
-    """What the marks show is in the text as well."""
+    """The text has the numbers that the marks show."""
     alt = PICTURES[name]().alt
     assert [part for part in words if part not in alt] == [], alt
 
@@ -115,9 +120,8 @@ def test_heads_without_their_keys_are_marked():
     assert "Missing" not in PICTURES["heads"]().alt
 
 
-def test_a_step_is_what_lies_between_two_messages():
-    """In seconds since the first of them; a worker that waits for the second already is not
-    shown waiting."""
+def test_a_step_lasts_from_one_message_to_the_next():
+    """Times are seconds since the first one; a wait for the second isn't part of the step."""
     later = [(name, begin + 5, end + 5) for name, begin, end in STEP[0]]
     marks = {
         0: [*later, ("send", 5.010, 5.011)],
@@ -135,7 +139,7 @@ def test_a_step_is_what_lies_between_two_messages():
 
 
 def test_recorded_are_all_runs_on_gpus(tmp_path):
-    """One file for each model, maybe; a run on CPUs is another matter."""
+    """There may be a file per model; runs on CPUs are left out."""
     assert draw.recorded(tmp_path) == []
     for name, results in (
         ("2026-01-01-cpu-tensor-parallel", RESULTS[:1]),

@@ -6,6 +6,7 @@ import torch
 from course.props import ranks
 from minivllm import LLM, SamplingParams
 from minivllm.checkpoint.weights import read_config
+from minivllm.tensor_parallel import Part
 
 
 def test_every_rank_gets_the_sum():
@@ -53,3 +54,34 @@ def test_a_record_notes_failures_too():
     with pytest.raises(RuntimeError, match="gone"):
         group.send(b"x")
     assert [name for name, _, _ in marks] == ["send"]
+
+
+def test_numbers_held_are_counted_by_parts():
+    """A tensor without a part counts whole."""
+    parts = {"a": Part(0, 2, 4, 6), "b": None}
+    assert ranks.numbers_held({"a": (6, 5), "b": (7,)}, parts.get) == (10 + 7, 37)
+
+
+def test_the_quickest_step_is_the_leaders():
+    """The second step takes 2 ms, the first one 3."""
+    marks = {0: [("send", 0.0, 0.001), ("all_reduce", 0.001, 0.003)]}
+    marks[0] += [("send", 1.0, 1.001), ("all_reduce", 1.001, 1.002), ("send", 2.0, 2.1)]
+    step = ranks.quickest(marks, range(2))
+    assert step[0][-1] == ("all_reduce", pytest.approx(0.001), pytest.approx(0.002))
+
+
+def test_sums_are_timed_by_size():
+    """Every rank measures each size."""
+    found = ranks.on_ranks(2, lambda group: ranks.time_sums(group, [256, 1024], tries=2))
+    assert [list(times) for times in found] == [[256, 1024]] * 2
+    assert all(time > 0 for times in found for time in times.values())
+
+
+def test_two_threads_answer_as_one_rank(tmp_path):
+    """The helpers of the lesson agree with each other."""
+    path = str(ranks.make_tiny_checkpoint(tmp_path))
+    with LLM(path, **ranks.SETTINGS) as llm:
+        expected = ranks.answers(llm)
+    found, marks = ranks.on_threads(path)
+    assert found == expected
+    assert sorted(marks) == [0, 1]

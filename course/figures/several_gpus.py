@@ -1,5 +1,5 @@
-"""The picture of recorded runs of `benchmarks/tensor_parallel.py`: what more GPUs bring. For
-chapter 09.
+"""The picture of recorded runs of `benchmarks/tensor_parallel.py` for chapter 09: the gain from
+more GPUs.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def pairs(results: Sequence[Result]) -> Iterator[tuple[Result, Sequence[Result]]
 
 
 def gains(results: Sequence[Result]) -> Picture:
-    """For each workload the speed on several GPUs as a multiple of that on one, and how much of a
-    step sums take; a panel for each model."""
+    """Draw each workload's speed on several GPUs as a multiple of the speed on one, and the share
+    of a step spent in sums; a panel per model."""
     models: dict[str, list[tuple[Result, Sequence[Result]]]] = {}
     for alone, shared in pairs(results):
         if not shared:
@@ -80,7 +80,7 @@ def gains(results: Sequence[Result]) -> Picture:
     panels[-1, 0].set_xlabel("speed, as a multiple of that on one GPU", fontsize=9)
     line = mark("one GPU", linestyle="-", linewidth=1.5)
     legend(panels[0, 0], [key("decode", "answers"), key("prefill", "prompts"), line])
-    headline(figure, "What more GPUs bring")
+    headline(figure, "The gain from more GPUs")
     source(figure, provenance(results))
     return picture(figure, f"Bars of speed on several GPUs. {'. '.join(words)}.")
 
@@ -93,7 +93,9 @@ def _panel(ax: Any, name: str, rows: Sequence[tuple[Result, Sequence[Result]]]) 
     for y, (alone, result) in enumerate(bars):
         gain = speed_of(result) / speed_of(alone)
         ax.barh(y, gain, 0.62, **fill("decode" if result["decode_tokens_per_s"] else "prefill"))
-        write(ax, gain + 0.02, y, f"{gain:.2f}×", ha="left", bbox=PLATE)
+        # Left of the line at 1 the number is inside its bar, or the line would cross it.
+        end, side = (gain - 0.02, "right") if gain < 1 else (gain + 0.02, "left")
+        write(ax, end, y, f"{gain:.2f}×", ha=side, bbox=PLATE)
         rates = f"{speed(speed_of(alone))} to {speed(speed_of(result))} tok/s"
         shown = f"{rates}, {result['sums_share']:.0%} in sums"
         write(ax, 1.02, y, shown, ha="left", transform=ax.get_yaxis_transform())

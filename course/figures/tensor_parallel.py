@@ -11,13 +11,11 @@ from course.figures.common import (
     INK,
     Picture,
     curves,
-    dots,
     fill,
     key,
     label,
     legend,
     log_axis,
-    look,
     mark,
     new_axes,
     picture,
@@ -27,22 +25,22 @@ from course.figures.common import speeds as speeds
 from course.figures.common import this_machine as this_machine
 from course.figures.several_gpus import gains as gains
 from course.figures.several_gpus import recorded as recorded
-from minivllm.measure.results import speed
 from minivllm.pictures.figures import PALETTE
 from minivllm.pictures.timeline import count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from torch import Tensor
 
-# Ranks of one picture: a colour each, and a name or a number next to it.
+# The ranks of a picture: a colour each, next to a name or a number.
 STATES = ("decode", "prefill", "cached", "waiting")
 
 # -- why ----------------------------------------------------------------------------------------
 
 
 def memory(weights_gb: Mapping[str, float], cards_gb: Mapping[str, float]) -> Picture:
-    """The weights that each of 1, 2, 4 and 8 ranks holds, a line for each model; across lie the
-    memories of some cards."""
+    """Draw the weights that each of 1, 2, 4 and 8 ranks holds, a line per model, and the memories
+    of some cards."""
     figure, ax = new_axes(3.2)
     sizes = [1, 2, 4, 8]
     parts = []
@@ -55,8 +53,12 @@ def memory(weights_gb: Mapping[str, float], cards_gb: Mapping[str, float]) -> Pi
         ax.axhline(size, color=PALETTE["preempted"], linewidth=1, linestyle=(0, (1, 2)))
         ax.text(0.52, size, name, fontsize=8, color=INK, va="bottom")
     label(ax, "What each rank holds", "ranks (log scale)", "GB of weights (log scale)")
+    weights = mark("weights, one line per model", color=INK, marker="o", markersize=4)
+    card = mark("memory of one card", color=PALETTE["preempted"], linestyle=(0, (1, 2)))
+    legend(ax, [weights, card])
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
+    ax.yaxis.set_major_formatter("{x:,g}")
     ax.set_xlim(0.5, 11)
     ax.set_xticks(sizes, sizes)
     cards = ", ".join(f"{name} {size:g} GB" for name, size in cards_gb.items())
@@ -67,10 +69,10 @@ def memory(weights_gb: Mapping[str, float], cards_gb: Mapping[str, float]) -> Pi
 
 
 def matrices(pieces: Sequence[Any], title: str) -> Picture:
-    """Small matrices in a row, with signs between them.
+    """Draw small matrices in a row, with signs between them.
 
-    A piece is a sign, or (name, rows of numbers, rank or None): the colour and the number are the
-    rank's; None is held by all ranks.
+    A piece is a sign, or (name, rows of numbers, rank). The colour is the rank's; None is for all
+    ranks.
     """
     shown = [piece for piece in pieces if not isinstance(piece, str)]
     tallest = max(len(rows) for _, rows, _ in shown)
@@ -104,9 +106,30 @@ def matrices(pieces: Sequence[Any], title: str) -> Picture:
     return picture(figure, f"{title}. {'; '.join(words)}.")
 
 
+def by_outputs(x: Tensor, weights: Sequence[Tensor], results: Sequence[Tensor]) -> Picture:
+    """Draw a product cut by its outputs: `x [1, in]`, and by rank the weight `[out / R, in]` and
+    the result `[1, out / R]`."""
+    cut = [("weight.T", weight.T.tolist(), rank) for rank, weight in enumerate(weights)]
+    made = [("result", part.tolist(), rank) for rank, part in enumerate(results)]
+    return matrices([("x", x.tolist(), None), "·", *cut, "=", *made], "Cut by outputs")
+
+
+def by_inputs(
+    inputs: Sequence[Tensor], weights: Sequence[Tensor], sums: Sequence[Tensor]
+) -> Picture:
+    """Draw a product cut by its inputs: by rank the input `[1, in / R]`, the weight
+    `[out, in / R]` and the part `[1, out]` of every sum."""
+    pieces: list[Any] = []
+    for rank, (x, weight) in enumerate(zip(inputs, weights, strict=True)):
+        pieces += ["+"] if rank else []
+        pieces += [("input", x.tolist(), rank), "·", ("weight.T", weight.T.tolist(), rank)]
+    total: Any = sum(sums)
+    return matrices([*pieces, "=", ("sum", total.tolist(), None)], "Cut by inputs: parts are added")
+
+
 def heads(num_heads: int, num_kv_heads: int, held: Mapping[int, Sequence[int]]) -> Picture:
-    """Query heads in the order of the ranks, and below them the key/value head that each reads;
-    a head that its rank does not hold is marked."""
+    """Draw query heads in the order of the ranks, and below them the key/value heads that each rank
+    holds; the title counts query heads whose key/value head is missing."""
     figure, ax = new_axes(2.3)
     each = num_heads // len(held)
     group = num_heads // num_kv_heads
@@ -147,7 +170,7 @@ def heads(num_heads: int, num_kv_heads: int, held: Mapping[int, Sequence[int]]) 
 
 
 def parts(tensors: Mapping[str, tuple[Sequence[int], Any]], title: str) -> Picture:
-    """Weights to scale, rows down and columns across, and in each the part that a rank holds.
+    """Draw weights to scale, rows down and columns across, and the part of each that a rank holds.
 
     `tensors`: name -> (shape, part with dim, start and stop; None for all of it).
     """
@@ -170,7 +193,7 @@ def parts(tensors: Mapping[str, tuple[Sequence[int], Any]], title: str) -> Pictu
         what = "columns" if part is not None and part.dim else "rows"
         ends = (left, right) if what == "columns" else (start, stop)
         words.append(f"{name} {what} {ends[0]} to {ends[1] - 1}")
-    label(ax, title, "columns: inputs", "rows: outputs")
+    label(ax, title, "columns: inputs (same scale as the rows)", "rows: outputs")
     ax.set_xlim(-gap, x)
     ax.set_ylim(tallest * 1.02, -tallest * 0.09)
     ax.set_xticks([])
@@ -182,22 +205,22 @@ def parts(tensors: Mapping[str, tuple[Sequence[int], Any]], title: str) -> Pictu
 
 
 def latency(times: Mapping[str, Mapping[int, float]], marks: Mapping[str, int]) -> Picture:
-    """Microseconds of an all-reduce against its size, a line for each number of ranks; `marks` are
-    sizes in bytes to point at."""
+    """Draw the microseconds of an all-reduce against its size, a line per number of ranks; `marks`
+    are sizes in bytes to point at."""
     from matplotlib.ticker import LogLocator
 
     figure, ax = new_axes(3.4)
     lines = {name: ([n / 1024 for n in c], list(c.values())) for name, c in times.items()}
     curves(ax, lines)
     words = [
-        f"{name}: {us[0]:.0f} us for {sizes[0]:.3g} KiB, {us[-1]:.0f} us for {sizes[-1]:,.0f} KiB"
+        f"{name}: {us[0]:.0f} µs for {sizes[0]:.3g} KiB, {us[-1]:.0f} µs for {sizes[-1]:,.0f} KiB"
         for name, (sizes, us) in lines.items()
     ]
     for name, size in marks.items():
         ax.axvline(size / 1024, color=INK, linewidth=1, linestyle=":", zorder=0)
         ax.text(size / 1024, 1.01, name, fontsize=8, color=INK, ha="center", va="bottom",
                 transform=ax.get_xaxis_transform())  # fmt: skip
-    title = "One sum over all ranks: small ones cost about the same, large ones by their bytes"
+    title = "The time of one all-reduce"
     label(ax, title, "size (KiB, log scale)", "time (µs, log scale)")
     ax.set_title(title, loc="left", fontsize=10, pad=22)
     sizes = [size for line, _ in lines.values() for size in line]
@@ -207,27 +230,6 @@ def latency(times: Mapping[str, Mapping[int, float]], marks: Mapping[str, int]) 
     ax.yaxis.set_major_formatter("{x:,g}")
     ax.yaxis.set_minor_formatter("")
     return picture(figure, f"Latency of an all-reduce over its size. {'; '.join(words)}.")
-
-
-def costs(machines: Mapping[str, Mapping[str, tuple[float, float]]]) -> Picture:
-    """For each machine and model the milliseconds that one rank computes in a step, and those that
-    it spends in sums."""
-    figure, axes = new_axes(1.2 + 1.5 * len(machines), rows=len(machines), squeeze=False)
-    words = []
-    for ax, (machine, models) in zip(axes[:, 0], machines.items(), strict=True):
-        for y, (name, (computing, summing)) in enumerate(models.items()):
-            share = f"{summing / (computing + summing):.0%} of the step"
-            dots(ax, y - 0.2, {"decode": computing}, [speed(computing)])
-            dots(ax, y + 0.2, {"prefill": summing}, [f"{speed(summing)} ({share})"])
-            words.append(f"{machine}, {name}: {speed(computing)} ms, {speed(summing)} ms")
-        label(ax, machine, "milliseconds per step (log scale)", "")
-        values = [value for pair in models.values() for value in pair]
-        log_axis(ax, min(values) / 2, max(values) * 6)
-        ax.set_yticks(range(len(models)), models)
-        ax.set_ylim(len(models) - 0.5, -0.5)
-    reading = mark("reading its weights", **look("decode"))
-    legend(axes[0, 0], [reading, mark("sums over the ranks", **look("prefill"))])
-    return picture(figure, f"Dots at computing and at sums in a step. {'; '.join(words)}.")
 
 
 # -- ranks in time -------------------------------------------------------------------------------
@@ -246,9 +248,9 @@ NUM_CALLS = 16  # that fit side by side
 
 
 def ranks_in_time(step: Mapping[int, Sequence[tuple[str, float, float]]], title: str) -> Picture:
-    """What each rank did in one step: in all, and in its first calls.
+    """Draw what each rank did in one step: in total, and in its first calls.
 
-    A call waits for the other ranks; between calls a rank computes. Times in seconds since the
+    A call waits for the other ranks; between calls a rank computes. Times are seconds since the
     leader began to send.
     """
     figure, (above, below) = new_axes(2.3 + 0.7 * len(step), rows=2)
@@ -261,18 +263,18 @@ def ranks_in_time(step: Mapping[int, Sequence[tuple[str, float, float]]], title:
             left += spent[kind]
         num_sums = sum(KINDS[name][0] == "sum" for name, _, _ in calls)
         took = ", ".join(f"{kind} {value:.2f} ms" for kind, value in spent.items())
-        words.append(f"rank {rank}: {num_sums} sums and gatherings; {took}")
+        words.append(f"rank {rank}: {num_sums} sums and gathers; {took}")
         _draw_calls(below, rank, calls[:NUM_CALLS])
     longest = max(1e3 * calls[-1][2] for calls in step.values())
     num_calls = len(next(iter(step.values())))
     shown = f"The first {NUM_CALLS} of {num_calls} calls" if num_calls > NUM_CALLS else "In order"
-    label(above, f"{title}: {longest:,.1f} ms in all", "milliseconds, added up", "")
+    label(above, f"{title}: {longest:,.1f} ms in all", "milliseconds, added up by kind", "")
     label(below, shown, "milliseconds since the leader began to send", "")
     for ax in (above, below):
         ax.set_yticks(list(step), [f"rank {n}" + (" (leads)" if n == 0 else "") for n in step])
         ax.set_ylim(max(step) + 0.5, -0.5)
     keys = [key("cached", "message", **DOTS), key("decode", "computes")]
-    legend(above, [*keys, key("prefill", "sum, gathering"), key("waiting", "choice: tokens")])
+    legend(above, [*keys, key("prefill", "sum or gather"), key("waiting", "sampled tokens")])
     return picture(figure, f"Bars of one step, {longest:.1f} ms. {'; '.join(words)}.")
 
 
@@ -280,7 +282,7 @@ WAITS = (("sum", "prefill"), ("choice", "waiting"))
 
 
 def _milliseconds(calls: Sequence[tuple[str, float, float]]) -> dict[str, float]:
-    """The time of a rank by kind, from its message on."""
+    """Return a rank's milliseconds by kind, starting with its message."""
     spent = dict.fromkeys(("message", "computes", "sum", "choice"), 0.0)
     before = calls[0][1]
     for name, start, end in calls:

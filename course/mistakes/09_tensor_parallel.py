@@ -1,7 +1,7 @@
-"""Wrong answers that people really give, each with the words that its check must say.
+"""Wrong answers that people really give, each with words that its check must print.
 
 Read as text, never imported: the names in the bodies are those of `minivllm/tensor_parallel.py`
-and `leader.py`. Above each stands the rule of the lesson that the answer breaks.
+and `leader.py`. Above each is the rule of the lesson that it breaks.
 """
 
 # -- tensor_parallel.kv_heads_of --
@@ -9,7 +9,8 @@ and `leader.py`. Above each stands the rule of the lesson that the answer breaks
 
 # rule 2: nano-vllm refuses this; a plain division leaves some ranks without a head
 @mistake(
-    "tensor_parallel.kv_heads_of", "has every rank one head, also where there are fewer than ranks?"
+    "tensor_parallel.kv_heads_of",
+    "does every rank have one head?",
 )
 def kv_heads_of(num_kv_heads: int, rank: int, size: int) -> range:
     start, stop = rank * num_kv_heads // size, (rank + 1) * num_kv_heads // size
@@ -34,7 +35,7 @@ def kv_heads_of(num_kv_heads: int, rank: int, size: int) -> range:
 # rule 1: everything by its outputs
 @mistake(
     "tensor_parallel.part_of",
-    "o_proj takes them in: does it hold the columns of these heads (dimension 1)?",
+    "o_proj reads them: are its columns of these heads on rank 1 (dimension 1)?",
 )
 def part_of(name: str, config: ModelConfig, rank: int, size: int) -> Part | None:
     entries = entries_of(name.split(".")[-2], config, rank, size)
@@ -47,7 +48,7 @@ def part_of(name: str, config: ModelConfig, rank: int, size: int) -> Part | None
 # rule 1: rows and columns the other way round, as in the formula x @ W
 @mistake(
     "tensor_parallel.part_of",
-    "a weight is [out, in] and q_proj gives heads: rank 1 has rows 192-383, dimension 0",
+    "a weight is [out, in], and q_proj outputs heads: does rank 1 have rows 192-383?",
 )
 def part_of(name: str, config: ModelConfig, rank: int, size: int) -> Part | None:
     module, kind = name.split(".")[-2:]
@@ -63,7 +64,7 @@ def part_of(name: str, config: ModelConfig, rank: int, size: int) -> Part | None
 # rule 4
 @mistake(
     "tensor_parallel.part_of",
-    "o_proj and down_proj give a sum over all ranks, with all outputs: is the bias cut?",
+    "o_proj and down_proj are summed over all ranks: does each rank hold the whole bias?",
 )
 def part_of(name: str, config: ModelConfig, rank: int, size: int) -> Part | None:
     module, kind = name.split(".")[-2:]
@@ -78,7 +79,7 @@ def part_of(name: str, config: ModelConfig, rank: int, size: int) -> Part | None
 # rule 4: no bias is ever cut
 @mistake(
     "tensor_parallel.part_of",
-    "rank 1 computes outputs 192-383 of q_proj: does it hold the biases of these?",
+    "rank 1 computes outputs 192-383 of q_proj: does it hold their biases?",
 )
 def part_of(name: str, config: ModelConfig, rank: int, size: int) -> Part | None:
     module, kind = name.split(".")[-2:]
@@ -89,11 +90,26 @@ def part_of(name: str, config: ModelConfig, rank: int, size: int) -> Part | None
     return Part(int(module in ROW_PARALLEL), mine.start, mine.stop, whole)
 
 
+# rule 2: right until ranks share a head
+@mistake(
+    "tensor_parallel.part_of",
+    "do ranks 0 and 1 hold head 0, and ranks 2 and 3 head 1?",
+)
+def part_of(name: str, config: ModelConfig, rank: int, size: int) -> Part | None:
+    module, kind = name.split(".")[-2:]
+    entries = entries_of(module, config, rank, size)
+    is_row_parallel = module in ROW_PARALLEL
+    if entries is None or (is_row_parallel and kind == "bias"):
+        return None
+    mine, whole = entries
+    return Part(int(is_row_parallel), rank * len(mine), (rank + 1) * len(mine), whole)
+
+
 # -- tensor_parallel.cut --
 
 
 # rule 3
-@mistake("tensor_parallel.cut", "do you read all of it and cut then?")
+@mistake("tensor_parallel.cut", "do you read the whole tensor and then cut it?")
 def cut(tensor: Tensor | StoredTensor, part: Part) -> Tensor:
     everything = tensor[:]
     length = max(min(part.stop, part.whole) - part.start, 0)
@@ -104,7 +120,7 @@ def cut(tensor: Tensor | StoredTensor, part: Part) -> Tensor:
 
 
 # rule 5
-@mistake("tensor_parallel.cut", "rows 3 to 5 of 5: is there a third row, which the file has not?")
+@mistake("tensor_parallel.cut", "rows 3 to 5 of a file with 5: is a row of zeros added?")
 def cut(tensor: Tensor | StoredTensor, part: Part) -> Tensor:
     entries = slice(min(part.start, part.whole), min(part.stop, part.whole))
     return tensor[entries] if part.dim == 0 else tensor[:, entries]
@@ -113,7 +129,7 @@ def cut(tensor: Tensor | StoredTensor, part: Part) -> Tensor:
 # rule 5: right until a rank has nothing but padding
 @mistake(
     "tensor_parallel.cut",
-    "rows 6 to 8 of 5 are all padding: as many rows of zeros as the part has?",
+    "rows 6 to 8 of 5 are all padding: are there three rows of zeros?",
 )
 def cut(tensor: Tensor | StoredTensor, part: Part) -> Tensor:
     stop = min(part.stop, part.whole)
@@ -125,7 +141,7 @@ def cut(tensor: Tensor | StoredTensor, part: Part) -> Tensor:
 
 
 # rule 5
-@mistake("tensor_parallel.cut", "the tensor is bfloat16: of what type are your zeros?")
+@mistake("tensor_parallel.cut", "the tensor is bfloat16: which dtype do your zeros have?")
 def cut(tensor: Tensor | StoredTensor, part: Part) -> Tensor:
     entries = slice(min(part.start, part.whole), min(part.stop, part.whole))
     piece = tensor[entries] if part.dim == 0 else tensor[:, entries]
@@ -157,7 +173,7 @@ def forward(self, x: Tensor) -> Tensor:
 # rule 8: the leader alone
 @mistake(
     "tensor_parallel.RowParallelLinear.forward",
-    "every rank waits for the others: do all of them come to the sum?",
+    "every rank waits for the others: does each of them call all_reduce?",
 )
 def forward(self, x: Tensor) -> Tensor:
     total = self.linear(x)
@@ -167,7 +183,9 @@ def forward(self, x: Tensor) -> Tensor:
 
 
 # rule 4: what should come before the sum, after it
-@mistake("tensor_parallel.RowParallelLinear.forward", "has rank 1 the bias in its result too?")
+@mistake(
+    "tensor_parallel.RowParallelLinear.forward", "does rank 1 have the bias in its result too?"
+)
 def forward(self, x: Tensor) -> Tensor:
     total = self.group.all_reduce(self.linear(x))
     return total + self.bias if self.bias is not None and self.group.rank == 0 else total
@@ -179,7 +197,7 @@ def forward(self, x: Tensor) -> Tensor:
 # rule 5
 @mistake(
     "tensor_parallel.VocabParallelEmbedding.forward",
-    "Does a rank add a row of its own for the tokens of others?",
+    "Does a rank add one of its rows for another rank's token?",
 )
 def forward(self, input_ids: Tensor) -> Tensor:
     rows = (input_ids - self.start).clamp(0, self.num_rows - 1)
@@ -189,7 +207,7 @@ def forward(self, input_ids: Tensor) -> Tensor:
 # rule 8
 @mistake(
     "tensor_parallel.VocabParallelEmbedding.forward",
-    "none of the tokens is rank 0's: does it come to the sum all the same?",
+    "none of the tokens is rank 0's: does it still call all_reduce?",
 )
 def forward(self, input_ids: Tensor) -> Tensor:
     rows = input_ids - self.start
@@ -203,7 +221,7 @@ def forward(self, input_ids: Tensor) -> Tensor:
 # chapter 08: right, and no graph can hold it
 @mistake(
     "tensor_parallel.VocabParallelEmbedding.forward",
-    "do you read a number of a tensor on the host (if, any, x[mask])",
+    "do you read a tensor's value on the host (if, any, x[mask])",
 )
 def forward(self, input_ids: Tensor) -> Tensor:
     rows = input_ids - self.start
@@ -219,7 +237,7 @@ def forward(self, input_ids: Tensor) -> Tensor:
 # rule 5: right for one request
 @mistake(
     "tensor_parallel.VocabParallelHead.forward",
-    "Which of R and N comes first before they are laid side by side?",
+    "Which of R and N must come first before you flatten?",
 )
 def forward(self, hidden: Tensor) -> Tensor:
     parts = self.group.all_gather(self.linear(hidden))
@@ -227,9 +245,7 @@ def forward(self, hidden: Tensor) -> Tensor:
 
 
 # rule 5
-@mistake(
-    "tensor_parallel.VocabParallelHead.forward", "does the logit of the padding come out as well?"
-)
+@mistake("tensor_parallel.VocabParallelHead.forward", "do you return the padding's logit too?")
 def forward(self, hidden: Tensor) -> Tensor:
     return torch.cat(list(self.group.all_gather(self.linear(hidden))), dim=1)
 
@@ -240,7 +256,7 @@ def forward(self, hidden: Tensor) -> Tensor:
 # rule 7
 @mistake(
     "leader.Directory.describe",
-    "the table grew from [3] to [3, 8, 2]: do you say the gain, and nothing twice?",
+    "the table grew from [3] to [3, 8, 2]: do you send only the new blocks?",
 )
 def describe(self, chunks: Sequence[Chunk], is_plain: bool) -> StepMessage:
     message = StepMessage(self.released, [], [], [], is_plain)
@@ -259,7 +275,7 @@ def describe(self, chunks: Sequence[Chunk], is_plain: bool) -> StepMessage:
 
 
 # rule 7
-@mistake("leader.Directory.describe", "blocks 8 and 2 were said a step ago: do you note it?")
+@mistake("leader.Directory.describe", "blocks 8 and 2 were sent a step ago: do you record it?")
 def describe(self, chunks: Sequence[Chunk], is_plain: bool) -> StepMessage:
     message = StepMessage(self.released, [], [], [], is_plain)
     self.released = []
@@ -281,9 +297,7 @@ def describe(self, chunks: Sequence[Chunk], is_plain: bool) -> StepMessage:
 
 
 # rule 7
-@mistake(
-    "leader.Directory.describe", "the workers have heard of it a step ago: is the list emptied?"
-)
+@mistake("leader.Directory.describe", "the workers received it a step ago: is the list emptied?")
 def describe(self, chunks: Sequence[Chunk], is_plain: bool) -> StepMessage:
     message = StepMessage(list(self.released), [], [], [], is_plain)
     for chunk in chunks:
@@ -324,7 +338,7 @@ def describe(self, chunks: Sequence[Chunk], is_plain: bool) -> StepMessage:
 
 # rule 6
 @mistake(
-    "leader.Follower.compute", "is is_decode the one of the message, or worked out from the length?"
+    "leader.Follower.compute", "is is_decode the message's, or do you infer it from the length?"
 )
 def compute(self, message: StepMessage) -> None:
     self.hear(message)
@@ -340,7 +354,7 @@ def compute(self, message: StepMessage) -> None:
 # rule 6
 @mistake(
     "leader.Follower.compute",
-    "a worker's plan says plain: it knows no sampling settings. Does the message win?",
+    "the worker's own plan always says plain: do you take is_plain from the message?",
 )
 def compute(self, message: StepMessage) -> None:
     self.hear(message)
@@ -351,10 +365,10 @@ def compute(self, message: StepMessage) -> None:
     self.runner.step(self.runner.plan(chunks))
 
 
-# rule 7: first the step, then the news
+# rule 7: the step before the news
 @mistake(
     "leader.Follower.compute",
-    "the first message of all: is it heard before its requests are looked up?",
+    "the first message: do you call hear before you look up its requests?",
 )
 def compute(self, message: StepMessage) -> None:
     chunks = [
@@ -362,6 +376,19 @@ def compute(self, message: StepMessage) -> None:
         for number, start, length, samples, is_decode in message.chunks
     ]
     self.hear(message)
+    plan = self.runner.plan(chunks)
+    plan.is_plain = message.is_plain
+    self.runner.step(plan)
+
+
+# rule 6: the leader's order is part of the plan
+@mistake("leader.Follower.compute", "request 5 is first in the message: is it first in the plan?")
+def compute(self, message: StepMessage) -> None:
+    self.hear(message)
+    chunks = [
+        Chunk(self.requests[number], start, length, samples, is_decode)
+        for number, start, length, samples, is_decode in sorted(message.chunks)
+    ]
     plan = self.runner.plan(chunks)
     plan.is_plain = message.is_plain
     self.runner.step(plan)

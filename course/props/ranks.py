@@ -5,24 +5,41 @@ record of who waited for what."""
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+import timeit
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
+from minivllm import LLM, SamplingParams, ops
 from minivllm.assembly import ranks
 from minivllm.assembly.worker import work
 from minivllm.checkpoint.weights import places
 from minivllm.distributed.process_group import GroupError, ProcessGroup
-from minivllm.model import CausalLM
+from minivllm.model import CausalLM, Linear
 from minivllm.model_config import ModelConfig
+from minivllm.tensor_parallel import Part
 from minivllm.tokenizer import byte_alphabet
+
+# Of every engine in the chapter: small, and comparable token by token.
+SETTINGS: dict[str, Any] = {
+    "device": "cpu",
+    "dtype": "float32",
+    "attention_backend": "torch",
+    "progress": False,
+    "num_kv_blocks": 16,
+    "max_num_seqs": 4,
+    "distributed_timeout_seconds": 20,
+}
 
 # What a rank did: the call, and when it began and ended (seconds of time.perf_counter).
 Marks = list[tuple[str, float, float]]
@@ -59,6 +76,66 @@ def watch(group: ProcessGroup) -> Marks:
     for name in CALLS:
         setattr(group, name, noted(name, getattr(group, name)))
     return marks
+
+
+def answers(
+    llm: LLM, prompts: Sequence[str | list[int]] = ([1, 2, 3], [9] * 20)
+) -> list[list[int]]:
+    """Return the token ids of eight greedy tokens for each prompt."""
+    greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    outputs = llm.generate(list(prompts), greedy, use_tqdm=False)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def timed(llm: LLM, prompts: Sequence[str]) -> tuple[list[list[int]], float]:
+    """Return `answers` and generated tokens per second, after a first call that is not timed."""
+    answers(llm, prompts[:1])
+    began = time.perf_counter()
+    found = answers(llm, prompts)
+    return found, sum(map(len, found)) / (time.perf_counter() - began)
+
+
+def numbers_held(
+    shapes: Mapping[str, Sequence[int]], part_of: Callable[[str], Part | None]
+) -> tuple[int, int]:
+    """Return how many numbers of these tensors a rank holds, and how many there are in all."""
+    held = 0
+    total = 0
+    for name, shape in shapes.items():
+        part = part_of(name)
+        count = math.prod(shape)
+        total += count
+        held += count if part is None else count * (part.stop - part.start) // part.whole
+    return held, total
+
+
+def _sum_of_ones(group: ProcessGroup, x: Tensor) -> None:
+    group.all_reduce(x.fill_(1.0))
+
+
+def time_sums(group: ProcessGroup, sizes: Sequence[int], tries: int = 30) -> dict[int, float]:
+    """Return the microseconds of an all-reduce for each size in bytes, the fastest of `tries`."""
+    found: dict[int, float] = {}
+    for size in sizes:
+        x = torch.ones(size // 4)
+        again = partial(_sum_of_ones, group, x)
+        seconds = timeit.repeat(again, number=1, repeat=tries)
+        found[size] = 1e6 * min(seconds)
+    return found
+
+
+def linear(weight: Tensor, bias: Sequence[float] | None = None) -> Linear:
+    """Return a product with this weight `[out, in]` and bias `[out]`, in memory of its own."""
+    product = Linear(weight.shape[1], weight.shape[0], bias is not None, ops)
+    product.weight.data = weight.clone()
+    if product.bias is not None:
+        product.bias.data = torch.tensor(bias)
+    return product
+
+
+def quickest(marks: Mapping[int, Marks], numbers: Iterable[int]) -> dict[int, Marks]:
+    """Return `step_marks` of the step, among `numbers`, that took the leader the least time."""
+    return min((step_marks(marks, n) for n in numbers), key=lambda step: step[0][-1][2])
 
 
 def step_marks(marks: Mapping[int, Marks], number: int) -> dict[int, Marks]:
@@ -117,6 +194,13 @@ def ranks_as_threads() -> Iterator[None]:
         ranks.Team = process_team  # type: ignore[misc]
 
 
+def on_threads(path: str) -> tuple[list[list[int]], dict[int, Marks]]:
+    """Return the `answers` of two ranks that are threads, and what each rank did."""
+    with ranks_as_threads(), LLM(path, tensor_parallel_size=2, **SETTINGS) as llm:
+        runner: Any = llm.engine.runner
+        return answers(llm), runner.group.marks
+
+
 # -- a model of a few kilobytes ----------------------------------------------------------------
 
 TINY = {
@@ -135,6 +219,23 @@ TINY = {
     "hidden_act": "silu",
     "eos_token_id": 257,
 }
+
+
+# The shape of SmolLM2-135M.
+SMOLLM2 = TINY | {
+    "vocab_size": 49152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+}
+
+
+def shapes_of(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor in a checkpoint of this model, without using memory."""
+    model = CausalLM(config, 1, dtype=torch.bfloat16, device="meta")
+    return {name: tuple(place.shape) for name, place in places(model, config).items()}
 
 
 def make_tiny_checkpoint(folder: Path, **changes: Any) -> Path:
