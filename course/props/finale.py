@@ -117,7 +117,7 @@ class _Calls:
             yield
         finally:
             sys.setprofile(None)
-            threading.setprofile(None)  # type: ignore[arg-type]
+            threading.setprofile(None)
 
     def names(self) -> set[str]:
         """The exercises among the codes that ran."""
@@ -187,7 +187,8 @@ def _answers(
     with LLM(path, **options) as llm:
         outputs = llm.generate(prompts, greedy, use_tqdm=False)
         if settings.get("attention_backend") != "triton":
-            llm.generate([*prompts, TEXT], drawn, use_tqdm=False)
+            more: list[Any] = [*prompts, TEXT]
+            llm.generate(more, drawn, use_tqdm=False)
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 

@@ -81,3 +81,44 @@ def merge_parts(best, total, acc, part_best, part_total, part_acc):
     old = tl.exp2(best - both)
     new = tl.exp2(part_best - both)
     return both, old * total + new * part_total, old * acc + new * part_acc
+
+
+@answer("decode_attention.attend_keys")
+@triton.jit
+def attend_keys(
+    queries, k_cache, v_cache, table, start, end, head, scale,
+    BLOCK_SIZE: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr, QUERIES: tl.constexpr,
+    DIMS: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    total = tl.zeros([QUERIES], tl.float32)
+    best = total - float("inf")
+    acc = tl.zeros([QUERIES, DIMS], tl.float32)
+    for tile in range(tl.cdiv(end - start, KEYS)):
+        positions = start + tile * KEYS + tl.arange(0, KEYS)
+        is_key = positions < end
+        best, total, acc = attend_tile(
+            queries, k_cache, v_cache, table, positions, is_key, is_key[None, :], head, scale,
+            best, total, acc, BLOCK_SIZE, WIDTH, D, DIMS, PRECISION,
+        )  # fmt: skip
+    return best, total, acc
+
+
+@answer("kernels.silu_mul")
+def silu_mul(gate_up: Tensor) -> Tensor:
+    rows, both = gate_up.shape
+    out = torch.empty((rows, both // 2), dtype=gate_up.dtype, device=gate_up.device)
+    tile = triton.next_power_of_2(both // 2)
+    silu_mul_kernel[rows, 1](gate_up, out, both // 2, tile)
+    return out
+
+
+@answer("kernels.silu_mul")
+def silu_mul(gate_up):
+    half = gate_up.shape[-1] // 2
+    out = torch.zeros_like(gate_up[:, :half]).contiguous()
+
+    def grid(meta):
+        return len(gate_up), -(-half // meta["TILE"])
+
+    silu_mul_kernel[grid](gate_up, out, WIDTH=half, TILE=64)
+    return out
