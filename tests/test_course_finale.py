@@ -31,6 +31,6 @@ def test_a_stage_that_breaks_off_is_named():
 def test_a_cold_start_has_phases_up_to_the_first_token(tmp_path):
     """In the order in which they happen."""
     phases = cold_start(str(make_checkpoint(tmp_path / "model")))
-    assert list(phases)[0] == "Python starts"
+    assert next(iter(phases)) == "Python starts"
     assert list(phases)[-1] == "first token"
     assert all(seconds >= 0 for seconds in phases.values())
