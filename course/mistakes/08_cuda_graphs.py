@@ -75,7 +75,7 @@ def record(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 # rule 4
-@mistake("cuda_graphs.Tape.record", "do you ask before you note?")
+@mistake("cuda_graphs.Tape.record", "do you ask before you record?")
 def record(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     out = operation(*args, **kwargs)
     self.calls.append(Call(operation, args, kwargs, tensors_in(out)))
